@@ -27,7 +27,7 @@ from tandemmq.broker.stats import BrokerStats
 from tandemmq.protocol.codes import ResponseCode, response_name
 from tandemmq.remoting.health import Conditions
 from tandemmq.remoting.http import HttpAnswer
-from tandemmq.remoting.metrics_service import MetricsSource
+from tandemmq.remoting.metrics_port import MetricsSource
 from tandemmq.remoting.rpc_times import RpcTimes
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.effects import HaltReason

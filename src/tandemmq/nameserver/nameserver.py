@@ -331,7 +331,8 @@ class NameServer:
         if options.metrics_exporter is MetricsExporter.DISABLE:
             return
         # Imported only if needed, as at a broker.
-        from tandemmq.remoting.metrics_service import MetricsSource, start_metrics
+        from tandemmq.remoting.metrics_port import MetricsSource
+        from tandemmq.remoting.metrics_service import start_metrics
 
         self._metrics, self.metrics_address = await start_metrics(
             MetricsSource(

@@ -247,7 +247,8 @@ class Proxy:
             return
         # Imported only if needed, as at a broker.
         from tandemmq.proxy.metrics import ProxySources, RouteProbe, read_all
-        from tandemmq.remoting.metrics_service import MetricsSource, start_metrics
+        from tandemmq.remoting.metrics_port import MetricsSource
+        from tandemmq.remoting.metrics_service import start_metrics
 
         sources = ProxySources(
             core=self._core,

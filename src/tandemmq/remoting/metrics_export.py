@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import gzip
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final, Protocol
 from urllib.request import Request, urlopen
 
 from tandemmq.errors import ConfigError, install_hint
-from tandemmq.remoting.metrics_port import ReadPieces
+from tandemmq.remoting.metrics_port import MetricsSource
 from tandemmq.remoting.otel_resource import resource_of
 from tandemmq.runtime.machine import CallThread
 from tandemmq.runtime.ports import Clock
@@ -106,29 +106,18 @@ class LogSink:
 
 
 class MetricsExport:
-    """The export of one server. `run` is its task; `read_all` and `read_pieces` as in `MetricsPort`."""
+    """The export of one server. `run` is its task."""
 
-    def __init__(
-        self,
-        options: ExportOptions,
-        read_all: Callable[[], Iterable[Sample]],
-        read_pieces: ReadPieces,
-        *,
-        server: str,
-        clock: Clock,
-    ) -> None:
-        """Creates the export. `server`: the kind of server, for the attribute `service.name`.
-
-        Raises:  ConfigError without a collector's address.
-        """
-        self._read_all, self._read_pieces = read_all, read_pieces
+    def __init__(self, options: ExportOptions, source: MetricsSource, *, clock: Clock) -> None:
+        """Creates the export. Raises ConfigError without a collector's address."""
+        self._source = source
         self._clock = clock
         self._target, self._sink = _make_sink(options)
         is_log = options.metrics_exporter is MetricsExporter.LOG
         self._period_s = (options.log_interval_ms if is_log else options.otlp_interval_ms) / 1000
         self._encoder = OtlpEncoder(
-            resource=resource_of(server),
-            scope="controller" if server == "controller" else "broker-meter",
+            resource=resource_of(source.server),
+            scope="controller" if source.server == "controller" else "broker-meter",
             is_delta=options.in_delta,
             began_ns=self._now_ns(),
         )
@@ -181,9 +170,9 @@ class MetricsExport:
         return export
 
     def _pieces(self) -> Iterator[Iterable[Sample]]:
-        samples = list(self._read_all())
+        samples = list(self._source.read_all())
         yield from (samples[begin : begin + PIECE] for begin in range(0, len(samples), PIECE))
-        yield from self._read_pieces()
+        yield from self._source.read_pieces()
 
     def _now_ns(self) -> int:
         return self._clock.now_ms() * 1_000_000

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final
 
 from tandemmq.errors import ConfigError
@@ -18,7 +19,7 @@ from tandemmq.remoting.health import Conditions, live_page, ready_page
 from tandemmq.remoting.http import CONNECTION_S_MAX, HttpAnswer, HttpServer, Page, PageSteps
 from tandemmq.runtime.ports import Address, Clock, Network
 from tandemmq.telemetry import events
-from tandemmq.telemetry.metrics import Sample
+from tandemmq.telemetry.metrics import ConstantLabels, Sample
 from tandemmq.telemetry.prometheus import CONTENT_TYPE, ReadAll, SeriesText, TextExporter
 
 log = logging.getLogger(__name__)
@@ -29,23 +30,40 @@ SLICE_S: Final = 0.001
 ReadPieces = Callable[[], Iterator[Iterable[Sample]]]
 
 
-class MetricsPort:
-    """The port of one process. `check_health` returns the answer to /healthz, `read_ready` the conditions of
-    /health/ready; `read_pieces` yields the readings of families with many series.
+@dataclass(frozen=True, slots=True)
+class MetricsSource:
+    """The readings of one server. `server` is its kind.
+
+    read_ready    the conditions of /health/ready
+    read_pieces   yields the readings of families with many series
+    check_health  the answer to /healthz
     """
 
-    def __init__(
-        self,
-        read_all: ReadAll,
-        check_health: Page,
-        *,
-        network: Network,
-        clock: Clock,
-        read_ready: Conditions = tuple,
-        read_pieces: ReadPieces = lambda: iter(()),
-    ) -> None:
-        self._exporter = TextExporter(read_all)
-        self._read_pieces = read_pieces
+    server: str
+    read_ready: Conditions
+    _: KW_ONLY
+    read_all: ReadAll = tuple
+    read_pieces: ReadPieces = lambda: iter(())
+    check_health: Page = live_page
+
+    def labelled(self, labels: dict[str, str]) -> MetricsSource:
+        """Returns the source with further labels on every series."""
+        if not labels:
+            return self
+        add = ConstantLabels(labels).add
+        return replace(
+            self,
+            read_all=lambda: add(self.read_all()),
+            read_pieces=lambda: map(add, self.read_pieces()),
+        )
+
+
+class MetricsPort:
+    """The port of one process."""
+
+    def __init__(self, source: MetricsSource, *, network: Network, clock: Clock) -> None:
+        self._exporter = TextExporter(source.read_all)
+        self._read_pieces = source.read_pieces
         self._clock = clock
         self._text = b""
         self._rendered_at = float("-inf")
@@ -54,9 +72,9 @@ class MetricsPort:
         self._round_began_at = 0.0
         pages: dict[str, Page] = {
             "/metrics": self._serve_metrics,
-            "/healthz": check_health,
+            "/healthz": source.check_health,
             "/health/live": live_page,
-            "/health/ready": lambda: ready_page(read_ready()),
+            "/health/ready": lambda: ready_page(source.read_ready()),
         }
         self._server = HttpServer(pages, network=network, clock=clock)
 

@@ -27,7 +27,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from tandemmq.errors import ConfigError
 from tandemmq.remoting.metrics_export import GRPC_METHOD, HTTP_PATH, MetricsExport
-from tandemmq.remoting.metrics_service import MetricsSource, start_metrics
+from tandemmq.remoting.metrics_port import MetricsSource
+from tandemmq.remoting.metrics_service import start_metrics
 from tandemmq.remoting.otel_resource import resource_of
 from tandemmq.runtime.machine import LEFT_MAX, LoopClock, TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
@@ -152,9 +153,8 @@ def options_of(receiver: Receiver, exporter: MetricsExporter = OTLP, **more: Any
 
 @asynccontextmanager
 async def exporting(readings: Readings, options: ExportOptions) -> AsyncIterator[None]:
-    export = MetricsExport(
-        options, readings.read_all, readings.read_pieces, server="broker", clock=LoopClock()
-    )
+    source = MetricsSource("broker", tuple, read_all=readings.read_all, read_pieces=readings.read_pieces)
+    export = MetricsExport(options, source, clock=LoopClock())
     task = asyncio.ensure_future(export.run())
     try:
         yield
@@ -346,10 +346,9 @@ async def test_the_log_gets_the_readings(caplog: pytest.LogCaptureFixture) -> No
 
 
 async def test_a_missing_target_and_a_missing_extra_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ExportOptions(metrics_exporter=OTLP)
     with pytest.raises(ConfigError, match="OTLP_GRPC needs metricsGrpcExporterTarget"):
-        MetricsExport(
-            ExportOptions(metrics_exporter=OTLP), list, lambda: iter(()), server="broker", clock=LoopClock()
-        )
+        MetricsExport(options, MetricsSource("broker", tuple), clock=LoopClock())
     for name in ("tandemmq.remoting.metrics_export", "tandemmq.telemetry.otlp"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry.proto.common.v1.common_pb2", None)

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sim.memory import ManualClock, MemoryNetwork
 from tandemmq.remoting.http import CONNECTION_S_MAX, HttpAnswer
-from tandemmq.remoting.metrics_port import RENDER_S_MIN, SLICE_S, MetricsPort
+from tandemmq.remoting.metrics_port import RENDER_S_MIN, SLICE_S, MetricsPort, MetricsSource
 from tandemmq.telemetry import metrics
 from tandemmq.telemetry.metrics import Sample
 
@@ -31,13 +31,14 @@ class Rig:
         self.network = MemoryNetwork(self.clock)
         self.read: list[int] = []
         self.is_broken = False
-        self.port = MetricsPort(
-            lambda: [Sample(metrics.HELD_PULLS, 3)],
-            lambda: HttpAnswer(b"ok\n"),
-            network=self.network,
-            clock=self.clock,
+        source = MetricsSource(
+            "broker",
+            tuple,
+            read_all=lambda: [Sample(metrics.HELD_PULLS, 3)],
+            check_health=lambda: HttpAnswer(b"ok\n"),
             read_pieces=self._read,
         )
+        self.port = MetricsPort(source, network=self.network, clock=self.clock)
 
     def _read(self) -> Iterator[Sequence[Sample]]:
         for number in range(PIECES):
