@@ -209,7 +209,6 @@ class MasterSession:
 
     def _subscribe(self, log: LogRange) -> list[MasterEffect]:
         assert self._first_report is not None
-        assert self.start is None, "a transfer begins once"
         start = plan_start(
             self._first_report,
             log,
@@ -218,6 +217,11 @@ class MasterSession:
             is_tandem=self.is_tandem,
             known_ahead=self._known_ahead(),
         )
+        return self._begin(start)
+
+    def _begin(self, start: TransferStart) -> list[MasterEffect]:
+        """Begins the transfer, or none if the slave cannot be served."""
+        assert self.start is None, "a transfer begins once"
         assert self.next_offset == 0, "nothing was sent before"
         self.start = start
         self.next_offset = start.log_offset

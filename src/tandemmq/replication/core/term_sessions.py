@@ -27,7 +27,6 @@ from tandemmq.replication.core.effects import (
     RequestHistory,
     Send,
     SlaveEffect,
-    TransferStarted,
 )
 from tandemmq.replication.core.epochs import (
     NO_FILE,
@@ -48,21 +47,17 @@ from tandemmq.replication.core.epochs import (
 )
 from tandemmq.replication.core.frames import TransferDecoder, TransferHead
 from tandemmq.replication.core.master import MasterSession
-from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.options import FirstTransfer, ReplicationOptions
 from tandemmq.replication.core.progress import (
-    MASTER_TRANSITIONS,
     LogRange,
-    MasterCause,
     MasterState,
     SlaveCause,
     SlaveState,
     StartRule,
-    TransferStart,
-    next_state,
+    plan_start,
 )
 from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
 from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
-from tandemmq.units import align_down
 
 ANSWER_MS_MAX: Final = 5_000
 """Fixed in RocketMQ."""
@@ -126,7 +121,7 @@ class TermMasterSession(MasterSession):
             if self.slave is None:
                 return [*effects, *self._end("the slave sent a report before its handshake")]
             if self.start is None:
-                effects += self._begin(frame.log_offset, log)
+                effects += self._answer_first(frame.log_offset, self.slave, log)
             if self.state is MasterState.TRANSFERRING:
                 effects += self._acknowledge(frame.log_offset)
             if self.is_closed:
@@ -147,27 +142,15 @@ class TermMasterSession(MasterSession):
         assert rest > 0, "the byte to send is of the term that was found for it"
         return min(size, rest)
 
-    def _begin(self, reported: int, log: LogRange) -> list[MasterEffect]:
-        assert self.slave is not None
-        assert self.start is None, "a transfer begins once"
-        if reported > log.end:
+    def _answer_first(self, reported: int, slave: Handshake, log: LogRange) -> list[MasterEffect]:
+        """Handles the first report. A slave that is ahead has not aligned its log to this master's."""
+        first = FirstTransfer.LAST_FILE if slave.from_last_file else FirstTransfer.FIRST_FILE
+        start = plan_start(reported, log, segment_bytes=self._segment_bytes, first_transfer=first)
+        if start.rule is StartRule.SLAVE_AHEAD:
             return self._end(f"the slave holds {reported} bytes, this master {log.end}")
-        rule, log_offset = StartRule.RESUMED, reported
-        if reported == 0 and self.slave.from_last_file:
-            rule, log_offset = StartRule.LAST_FILE, align_down(log.end, self._segment_bytes)
-        elif reported == 0:
-            rule, log_offset = StartRule.FIRST_FILE, log.start
-        elif reported < log.start:
-            rule = StartRule.SLAVE_TOO_OLD
-        if self._epochs.find(log_offset) is None:
-            return self._end(f"no term is known of the byte at {log_offset}")
-        assert log.start <= log_offset <= log.end or rule is StartRule.SLAVE_TOO_OLD, (log_offset, log)
-        is_known = rule is not StartRule.SLAVE_TOO_OLD
-        cause = MasterCause.STARTED if is_known else MasterCause.FOUND_TOO_OLD
-        self.next_offset = log_offset
-        self.start = TransferStart(reported=reported, log_offset=log_offset, rule=rule, master_end=log.end)
-        self.state = next_state(MASTER_TRANSITIONS, self.state, cause)
-        return [TransferStarted(self.start)]
+        if self._epochs.find(start.log_offset) is None:
+            return self._end(f"no term is known of the byte at {start.log_offset}")
+        return self._begin(start)
 
     def _head(self, log_offset: int, size_bytes: int) -> bytes:
         entry = self._epochs.find(log_offset)

@@ -409,9 +409,6 @@ class AutoSwitchReplication(SlaveServer):
     def on_lost(self, connection: SlaveConnection) -> None:
         self._forget(connection)
 
-    def check_in_sync(self) -> None:
-        """Does nothing: the set has a timer of its own."""
-
     def _forget(self, connection: SlaveConnection) -> None:
         if connection not in self._connections:
             return

@@ -39,7 +39,7 @@ assert 0 < BUSY_BYTES_MIN <= RECEIVE_BYTES_MAX, "a full read is one of so much"
 
 
 class ConnectionOwner(Protocol):
-    """The interface of the slave that owns a connection."""
+    """The interface of the slave that owns a connection and its `Dialler`."""
 
     @property
     def frame_left(self) -> int:
@@ -54,6 +54,9 @@ class ConnectionOwner(Protocol):
 
     def on_broken(self, reason: str) -> None:
         """Handles a connection that ended without having been closed by this side."""
+
+    def on_unreachable(self, reason: str, *, is_first: bool) -> None:
+        """Handles a failed attempt to connect. `is_first`: the previous attempt, if any, had not failed."""
 
     def call_soon(self, fn: Callable[[], None]) -> None:
         """Runs `fn` in the next turn of the loop."""
@@ -165,18 +168,13 @@ class MasterConnection(asyncio.BufferedProtocol):
             owner.on_broken(reason)
 
 
-class DiallerOwner(ConnectionOwner, Protocol):
-    """The owner of a `Dialler`, which receives the connection through `on_connected`."""
-
-    def on_unreachable(self, reason: str, *, is_first: bool) -> None:
-        """Handles a failed attempt. `is_first`: the previous attempt, if any, had not failed."""
-
-
 class Dialler:
-    """Connects to the master: `dial` ends in `on_connected` or `on_unreachable`, unless it is cancelled."""
+    """Connects to the master: `dial` ends in `on_connected` or `on_unreachable` of the owner, unless it is
+    cancelled.
+    """
 
     def __init__(
-        self, owner: DiallerOwner, options: ReplicationOptions, *, network: Network, tasks: TaskScope
+        self, owner: ConnectionOwner, options: ReplicationOptions, *, network: Network, tasks: TaskScope
     ) -> None:
         self._owner = owner
         self._options = options

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 from tandemmq.errors import RemoteProtocolError, StoreError
 from tandemmq.remoting.options import is_loopback, render_address
@@ -60,41 +61,6 @@ def warn_of_open_port(options: ReplicationOptions, address: Address) -> None:
     is_limited = bool(options.shared_secret or options.allowed_slaves)
     if not is_limited and not is_loopback(address[0]):
         log.warning(events.REPLICATION_OPEN, extra={"address": address})
-
-
-class MasterHub(Protocol):
-    """The interface of the master that owns a connection."""
-
-    def log_range(self) -> LogRange: ...
-
-    def log_view(self, log_offset: int, bytes_max: int) -> memoryview: ...
-
-    def new_handshake(self) -> MasterHandshake | None:
-        """Returns None if no secret is configured."""
-
-    def new_session(self, host: str, now_ms: int) -> MasterSession: ...
-
-    def on_accepted(self, connection: SlaveConnection) -> bool:
-        """Registers a connection; False if it must be closed at once."""
-
-    def on_started(self, connection: SlaveConnection, start: TransferStart) -> None:
-        """Handles the first report of a slave, including one that cannot be served."""
-
-    def on_subscribed(self, connection: SlaveConnection) -> None:
-        """Handles a slave that will receive the log."""
-
-    def on_ahead(self, connection: SlaveConnection) -> None:
-        """Handles a slave that holds more than this master; it must be recognised when it reconnects."""
-
-    def on_acknowledged(self, connection: SlaveConnection, log_offset: int) -> None: ...
-
-    def on_fell_behind(self, connection: SlaveConnection) -> None:
-        """Handles a slave that can receive nothing more; it no longer counts."""
-
-    def on_lost(self, connection: SlaveConnection) -> None: ...
-
-    def check_in_sync(self) -> None:
-        """Handles the passage of time: the set of slaves in sync may have changed."""
 
 
 class SlavePump:
@@ -162,7 +128,7 @@ class SlaveConnection(asyncio.Protocol):
     record: Connection
 
     def __init__(
-        self, hub: MasterHub, *, options: ReplicationOptions, clock: Clock, guard: FaultGuard
+        self, hub: SlaveServer, *, options: ReplicationOptions, clock: Clock, guard: FaultGuard
     ) -> None:
         self._hub = hub
         self._guard = guard
@@ -411,7 +377,7 @@ class SlaveConnection(asyncio.Protocol):
 _COPYING = (StartRule.RESUMED, StartRule.LAST_FILE, StartRule.FIRST_FILE)
 
 
-class SlaveServer(MasterHub):
+class SlaveServer(ABC):
     """Listens for slaves and serves them the confirmed log. A subclass decides which sessions they get, and
     what their acknowledgements mean.
     """
@@ -473,8 +439,43 @@ class SlaveServer(MasterHub):
         return self._store.log.valid_view(log_offset, bytes_max)
 
     def new_handshake(self) -> MasterHandshake | None:
+        """Returns None if no secret is configured."""
         secret = self._options.shared_secret
         return MasterHandshake(secret, unpredictable_bytes(NONCE_BYTES)) if secret else None
+
+    # Callbacks of the connections.
+
+    @abstractmethod
+    def new_session(self, host: str, now_ms: int) -> MasterSession: ...
+
+    @abstractmethod
+    def on_accepted(self, connection: SlaveConnection) -> bool:
+        """Registers a connection; False if it must be closed at once."""
+
+    @abstractmethod
+    def on_started(self, connection: SlaveConnection, start: TransferStart) -> None:
+        """Handles the first report of a slave, including one that cannot be served."""
+
+    @abstractmethod
+    def on_subscribed(self, connection: SlaveConnection) -> None:
+        """Handles a slave that will receive the log."""
+
+    @abstractmethod
+    def on_ahead(self, connection: SlaveConnection) -> None:
+        """Handles a slave that holds more than this master; it must be recognised when it reconnects."""
+
+    @abstractmethod
+    def on_acknowledged(self, connection: SlaveConnection, log_offset: int) -> None: ...
+
+    @abstractmethod
+    def on_fell_behind(self, connection: SlaveConnection) -> None:
+        """Handles a slave that can receive nothing more; it no longer counts."""
+
+    @abstractmethod
+    def on_lost(self, connection: SlaveConnection) -> None: ...
+
+    def check_in_sync(self) -> None:  # noqa: B027 (a set of an elected group has a timer of its own)
+        """Handles the passage of time: the set of slaves in sync may have changed."""
 
     def _on_confirmed(self, _end: int) -> None:
         self._pump.wake()
