@@ -31,6 +31,7 @@ from tandemmq.remoting.channel import Channel
 
 BROKERS_MAX: Final = 8_192
 BROKERS_PER_GROUP_MAX: Final = 64
+TOO_MANY: Final = f"too many brokers: at most {BROKERS_PER_GROUP_MAX} per group and {BROKERS_MAX} in all"
 TEXT_MAX: Final = 255
 NO_ID: Final = -1
 TIMEOUT_MS_DEFAULT = 10_000
@@ -324,10 +325,7 @@ class Groups:
 
     def _add(self, group: ReplicaGroup, broker_id: int, replica: Replica) -> CommandOutcome:
         if len(group.replicas) >= BROKERS_PER_GROUP_MAX or self._broker_count >= BROKERS_MAX:
-            return CommandOutcome(
-                Code.SYSTEM_ERROR,
-                f"too many brokers: at most {BROKERS_PER_GROUP_MAX} per group and {BROKERS_MAX} in all",
-            )
+            return CommandOutcome(Code.SYSTEM_ERROR, TOO_MANY)
         self._broker_count += 1
         return self._put(
             group,
@@ -395,11 +393,7 @@ class Groups:
         replicas = {**known_replicas, **replicas}
         count = self._broker_count + len(replicas) - (0 if group is None else len(group.replicas))
         if len(replicas) > BROKERS_PER_GROUP_MAX or count > BROKERS_MAX:
-            return CommandOutcome(
-                Code.SYSTEM_ERROR,
-                f"too many brokers: at most {BROKERS_PER_GROUP_MAX} per group and {BROKERS_MAX} in all",
-                group,
-            )
+            return CommandOutcome(Code.SYSTEM_ERROR, TOO_MANY, group)
         self._broker_count = count
         next_id = max(max(replicas) + 1 + ADOPTED_ID_GAP, 1 if group is None else group.next_id)
         adopted = ReplicaGroup(
@@ -673,6 +667,20 @@ def _text_fault(*texts: str) -> str:
     )
 
 
+def _candidate(
+    header: BrokerHeartbeatRequest | RegisterReplicaRequest, broker_id: int, priority: int, *, is_ours: bool
+) -> Candidate:
+    """Returns the broker as it reports itself."""
+    return Candidate(
+        broker_id,
+        -1 if header.epoch is None else header.epoch,
+        -1 if header.max_log_offset is None else header.max_log_offset,
+        priority,
+        is_ours,
+        bool(header.is_incomplete),
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class BrokerHeartbeat:
     """The last heartbeat of a broker, and the connection on which it arrived."""
@@ -736,14 +744,7 @@ class HeartbeatTable:
         key = header.broker_name, header.broker_id
         is_new = not self.is_alive(*key, now_s)
         priority = PRIORITY_DEFAULT if header.election_priority is None else header.election_priority
-        facts = Candidate(
-            header.broker_id,
-            -1 if header.epoch is None else header.epoch,
-            -1 if header.max_log_offset is None else header.max_log_offset,
-            priority,
-            is_ours,
-            bool(header.is_incomplete),
-        )
+        facts = _candidate(header, header.broker_id, priority, is_ours=is_ours)
         before = self._by_broker.get(key)
         is_same_run = before is not None and before.connection in (None, connection)
         held_confirmed = (
@@ -771,15 +772,9 @@ class HeartbeatTable:
         if header.max_log_offset is None and not header.is_incomplete:
             return
         before = self._by_broker.get((header.broker_name, header.broker_id))
+        priority = PRIORITY_DEFAULT if before is None else before.facts.priority
         self._by_broker[header.broker_name, header.broker_id] = BrokerHeartbeat(
-            facts=Candidate(
-                header.broker_id,
-                -1 if header.epoch is None else header.epoch,
-                -1 if header.max_log_offset is None else header.max_log_offset,
-                PRIORITY_DEFAULT if before is None else before.facts.priority,
-                is_ours=True,
-                is_incomplete=bool(header.is_incomplete),
-            ),
+            facts=_candidate(header, header.broker_id, priority, is_ours=True),
             address=header.broker_address,
             connection=None,
             confirmed_offset=-1,
