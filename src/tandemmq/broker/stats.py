@@ -355,15 +355,15 @@ class StatsItems:
 
     @property
     def names(self) -> list[str]:
-        return [*self._tables, *_BROKER_ITEMS]
+        return [*self._tables, *self._broker_totals()]
 
     def find(self, name: str, key: str) -> tuple[Series, bool] | None:
         """Returns the series and whether its bytes are requested; None if it is unknown or never grew."""
-        if name in _BROKER_ITEMS:
+        if name not in self._tables:
             series = self._broker.get(name) if key == self._cluster_name else None
             return None if series is None else (series, False)
-        table, is_bytes = self._tables.get(name, (None, False))
-        series = None if table is None else table.get(key)
+        table, is_bytes = self._tables[name]
+        series = table.get(key)
         return None if series is None else (series, is_bytes)
 
     def users_put_count(self) -> int:
@@ -471,13 +471,3 @@ class StatsItems:
 def _grown(total: StatsTotals | None, count: int, size: float) -> StatsTotals:
     messages, size_before, times = total or StatsTotals()
     return StatsTotals(messages + count, size_before + size, times + count)
-
-
-_BROKER_ITEMS: Final = (
-    "BROKER_PUT_NUMS",
-    "BROKER_GET_NUMS",
-    "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC",
-    "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC",
-    "BROKER_CK_NUMS",
-    "BROKER_ACK_NUMS",
-)
