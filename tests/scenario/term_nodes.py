@@ -8,9 +8,11 @@ from typing import Any
 
 from replica_pair import FAST, SEGMENT
 
+from no_history import NoHistory
 from tandemmq.protocol.record import NewRecord
 from tandemmq.replication.core.options import SetOptions
 from tandemmq.replication.shell import AutoSwitchReplication
+from tandemmq.replication.shell.autoswitch import HistoryComparer
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.runtime.ports import Network
@@ -31,6 +33,9 @@ class Node:
         self.network: Network = TcpNetwork()
         self.proposals: list[frozenset[int]] = []
 
+    def comparer(self) -> HistoryComparer:
+        return NoHistory()
+
     async def start(self) -> None:
         options = StoreOptions(
             root=self.root,
@@ -46,6 +51,7 @@ class Node:
             self.id,
             self.replication,
             SetOptions(lag_ms_max=15_000, copy_count_min=self.copy_count_min),
+            self.comparer(),
             network=self.network,
             clock=clock,
         )

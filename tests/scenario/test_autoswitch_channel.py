@@ -12,12 +12,12 @@ import pytest
 from replica_pair import FAST, SEGMENT, log_bytes
 from term_nodes import Node
 
+from no_history import NoHistory
 from sim.memory import MemoryNetwork
 from tandemmq.broker.durable import DurableWriter
 from tandemmq.errors import FlushFailed, RequestRejected, StaleTerm
 from tandemmq.replication.core.epochs import Handshake, encode_handshake, encode_term_report
 from tandemmq.replication.core.progress import LogRange, SlaveState
-from tandemmq.replication.core.verifier import TailVerdict
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import BrokerRole, FlushMode, GetStatus, PutStatus
@@ -455,22 +455,20 @@ async def test_a_history_that_arrives_without_its_connection_is_dropped(tmp_path
     """
     asked: list[None] = []
 
-    class Comparer:
-        group_id = None
-
+    class Asking(NoHistory):
         async def ask(self) -> None:
             asked.append(None)
 
-        async def compare(self, point: int, confirm_offset: int) -> TailVerdict:
-            raise AssertionError("nothing is compared before the handshake")
+    class AskingNode(Node):
+        def comparer(self) -> NoHistory:
+            return Asking()
 
-    pair = Node(tmp_path / "1", 1), Node(tmp_path / "2", 2)
+    pair = Node(tmp_path / "1", 1), AskingNode(tmp_path / "2", 2)
     network = MemoryNetwork(LoopClock())
     for node in pair:
         node.network = network
         await node.start()
     try:
-        pair[1].channel.comparer = Comparer()
         await pair[1].follow(pair[0], 1)
         await until(lambda: len(asked) > 1, "it dials again")
     finally:

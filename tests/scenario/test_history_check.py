@@ -11,6 +11,7 @@ import pytest
 from replica_pair import log_bytes
 from term_nodes import Node, record
 
+from no_history import NoHistory
 from tandemmq.admin.audit_command import AuditOutcome, compare_logs
 from tandemmq.broker.autoswitch import history_check
 from tandemmq.broker.autoswitch.history_check import HistoryCheck
@@ -27,6 +28,7 @@ from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.epochs import EpochEntry, EpochList, encode_group, encode_handshake
 from tandemmq.replication.core.progress import SlaveState
 from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
+from tandemmq.replication.shell.autoswitch import HistoryComparer
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.store import BrokerRole, PutStatus
 from tandemmq.telemetry import events
@@ -45,9 +47,10 @@ class Proven(Node):
     group_id: str | None = GROUP_ID
     lacks: tuple[int, ...] = ()
     asked_count = 0
+    is_of_yesterday = False
+    """True: the node knows no histories."""
 
-    async def start(self) -> None:
-        await super().start()
+    def comparer(self) -> HistoryComparer:
         self.group = GroupIdentity(self.root / "brokerGroup", broker=f"broker {self.id}", disk=self.disk)
         self.group.group_id = self.group_id
         self.client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
@@ -60,7 +63,10 @@ class Proven(Node):
             client=self.client,
             disk=self.disk,
         )
-        self.channel.comparer = self.check
+        return NoHistory() if self.is_of_yesterday else self.check
+
+    async def start(self) -> None:
+        await super().start()
         handlers: dict[int, Handler] = {
             RequestCode.TANDEM_HISTORY: self.handle_history,
             **LogChecksums(self.store, disk=self.disk, run_id="1").routes(),
@@ -254,9 +260,9 @@ async def test_the_group_is_proven_on_the_connection_itself(
 
 async def test_a_slave_of_yesterday_is_served_without_a_proof(nodes: tuple[Proven, Proven]) -> None:
     one, two = nodes
+    two.is_of_yesterday = True
     for node in nodes:
         await node.start()
-    two.channel.comparer = None
     await one.lead(1, 1)
     await two.follow(one, 1)
     assert await one.send(b"x") == [PutStatus.PUT_OK]

@@ -2594,7 +2594,7 @@ _ELECTED: Final = (
     Plant(
         name="logs with equal terms are not compared by their bytes",
         path="replication/core/term_sessions.py",
-        sound="return [CheckTail(point)] if self._compares_history and point else self._align_at(point)",
+        sound="return [CheckTail(point)] if point else self._align_at(point)",
         bug="return self._align_at(point)",
         proofs=("scenario/test_history_check.py",),
     ),

@@ -12,6 +12,7 @@ from typing import cast
 import pytest
 from replica_logs import make_log
 
+from no_history import NoHistory
 from sim.memory import ManualClock, MemoryDisk, MemoryNetwork
 from tandemmq.protocol.record import NewRecord
 from tandemmq.replication.core.epochs import (
@@ -86,6 +87,7 @@ class Term:
             1,
             ReplicationOptions(),
             SetOptions(waits_for_all=False, lag_ms_max=15_000),
+            NoHistory(),
             network=self.network,
             clock=self.clock,
             on_fatal=self.faults.append,

@@ -10,8 +10,10 @@ from replica_logs import make_log
 from tandemmq.replication.core.effects import (
     Acknowledged,
     Align,
+    CheckTail,
     Disconnect,
     Halt,
+    RequestHistory,
     Send,
     Store,
     TransferStarted,
@@ -30,6 +32,7 @@ from tandemmq.replication.core.epochs import (
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, SlaveState, StartRule
 from tandemmq.replication.core.term_sessions import ANSWER_MS_MAX, TermMasterSession, TermSlaveSession
+from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
 
 SEGMENT_BYTES = 4096
 OPTIONS = ReplicationOptions()
@@ -70,7 +73,8 @@ def test_a_copy_begins_to_follow_and_stores_what_comes() -> None:
     log_range = LogRange(0, end)
     master = new_master((1, 0), (3, part), confirm_offset=end)
     slave = new_slave()
-    hello = sent([*slave.on_connected(0, 0)])
+    assert slave.on_connected(0, 0) == [RequestHistory()]
+    hello = sent([*slave.on_history(None, 0)])
     assert hello == encode_handshake(Handshake(2))
     [align] = slave.on_data(sent([*master.on_data(hello, log_range, 0)]), 0)
     assert align == Align(0, EpochList((EpochEntry(1, 0), EpochEntry(3, part))))
@@ -95,8 +99,14 @@ def test_a_copy_begins_to_follow_and_stores_what_comes() -> None:
 
 
 def align(slave: TermSlaveSession, own_end: int, answer: EpochsAnswer) -> list[object]:
+    """Returns the effects of the answer, after the comparison that it may begin with."""
     slave.on_connected(own_end, 0)
-    return [*slave.on_data(encode_answer(answer), 0)]
+    slave.on_history(None, 0)
+    effects = slave.on_data(encode_answer(answer), 0)
+    if isinstance(effects[0], CheckTail):
+        verdict = TailVerdict(outcome=TailOutcome.NOT_COMPARED, log_offset=effects[0].log_end)
+        return [*slave.on_checked(verdict, 0)]
+    return [*effects]
 
 
 MASTER = EpochsAnswer(3270, EpochList((EpochEntry(1, 0), EpochEntry(2, 1570), EpochEntry(3, 2000))))
@@ -148,6 +158,7 @@ def test_a_copy_calls_nothing_confirmed_that_it_does_not_hold() -> None:
 def test_a_master_that_does_not_answer_is_left() -> None:
     slave = new_slave()
     slave.on_connected(0, 0)
+    slave.on_history(None, 0)
     assert slave.on_tick(ANSWER_MS_MAX - 1) == []
     assert slave.next_tick_ms() == ANSWER_MS_MAX
     assert isinstance(slave.on_tick(ANSWER_MS_MAX)[0], Disconnect)

@@ -227,18 +227,7 @@ class ElectedBroker:
             epoch_file=config.election.epoch_path,
         )
         self.broker_id = await self._membership.obtain_id(files)
-        replication = self._replication = AutoSwitchReplication(
-            self.store,
-            self.broker_id,
-            config.replication,
-            config.election,
-            network=self._network,
-            clock=self._clock,
-            on_fatal=self._on_fatal,
-        )
-        replication.on_propose = self._membership.propose
-        replication.may_join = self._may_join
-        self._history_check = replication.comparer = HistoryCheck(
+        self._history_check = HistoryCheck(
             self.store,
             self._group,
             broker_id=self.broker_id,
@@ -247,6 +236,18 @@ class ElectedBroker:
             client=self._client,
             disk=self._disk,
         )
+        replication = self._replication = AutoSwitchReplication(
+            self.store,
+            self.broker_id,
+            config.replication,
+            config.election,
+            self._history_check,
+            network=self._network,
+            clock=self._clock,
+            on_fatal=self._on_fatal,
+        )
+        replication.on_propose = self._membership.propose
+        replication.may_join = self._may_join
         self.ha_address = await replication.start(options.listen_host, ha_port_of(options))
         await self._compose(BrokerRole.SLAVE)
         warn_if_open(self.address, config.access, config.tls)

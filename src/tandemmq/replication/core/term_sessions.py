@@ -204,7 +204,6 @@ class TermSlaveSession(SlaveSession):
         "_answer",
         "_answer_decoder",
         "_answer_due_ms",
-        "_compares_history",
         "_handshake",
         "_history",
         "_log_end",
@@ -224,16 +223,13 @@ class TermSlaveSession(SlaveSession):
         master_epoch: int,
         epochs: EpochList,
         confirm_offset: int,
-        compares_history: bool = False,
     ) -> None:
-        """`compares_history`: first requests the master's history and compares the logs."""
         self.epochs = epochs
         """The terms of this slave's log."""
         self.confirm_offset = confirm_offset
         super().__init__(options=options, segment_bytes=segment_bytes, checks_tail=True)
         self._handshake = handshake
         self._master_epoch = master_epoch
-        self._compares_history = compares_history
         self._history: MasterHistory | None = None
         self._answer = EpochsAnswer(0, EpochList())
         self._point = 0
@@ -243,7 +239,7 @@ class TermSlaveSession(SlaveSession):
         self.master_end = 0
         """The end of the master's log when it answered the handshake."""
 
-    def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
+    def on_connected(self, log_end: int, _now_ms: int) -> list[SlaveEffect]:
         assert log_end >= 0, log_end
         assert self._dialled is not None, "a connection follows a dial"
         self._log_end = log_end
@@ -251,7 +247,7 @@ class TermSlaveSession(SlaveSession):
         self._answer_due_ms = NEVER_MS
         self.start_rule = None
         self._move(SlaveCause.CONNECTED_UNCHECKED)
-        return [RequestHistory()] if self._compares_history else self.on_history(None, now_ms)
+        return [RequestHistory()]
 
     def on_history(self, history: MasterHistory | None, now_ms: int) -> list[SlaveEffect]:
         """Handles the answer to `RequestHistory`; None from a master that does not support it."""
@@ -332,7 +328,7 @@ class TermSlaveSession(SlaveSession):
             return refusal
         assert 0 <= point <= end, (point, end)
         self._point = point
-        return [CheckTail(point)] if self._compares_history and point else self._align_at(point)
+        return [CheckTail(point)] if point else self._align_at(point)
 
     def _check_cut(self, point: int, now_ms: int) -> list[SlaveEffect]:
         """Returns no effects if this log may be truncated at `point`, or ends there; otherwise the failure or

@@ -73,6 +73,7 @@ class AutoSwitchReplication(SlaveServer):
         broker_id: int,
         options: ReplicationOptions,
         set_options: SetOptions,
+        comparer: HistoryComparer,
         *,
         network: Network,
         clock: Clock,
@@ -84,6 +85,7 @@ class AutoSwitchReplication(SlaveServer):
         self._broker_id = broker_id
         self._on_fatal = on_fatal
         self._set_options = set_options
+        self._comparer = comparer
         self._handshake = Handshake(
             broker_id, from_last_file=set_options.from_last_file, is_learner=set_options.is_learner
         )
@@ -97,8 +99,6 @@ class AutoSwitchReplication(SlaveServer):
         self.may_join: Callable[[int], bool] = lambda _broker_id: True
         """Returns True if a slave that holds the log also has everything else that an electable member needs.
         """
-        self.comparer: HistoryComparer | None = None
-        """None: masters are followed, and slaves served, by their terms alone."""
         self.history_differed_count = 0
         """The number of times that a master's log had a different history under equal terms."""
         self.on_following: Callable[[], None] = lambda: None
@@ -169,7 +169,7 @@ class AutoSwitchReplication(SlaveServer):
         assert self._set is None, "a slave leads no term"
         assert self._slave is None, "one master is followed at a time"
         assert not self._connections, "slaves are served during a term only"
-        store, comparer = self._store, self.comparer
+        store, comparer = self._store, self._comparer
         session = self._session = TermSlaveSession(
             options=self._options,
             segment_bytes=store.options.commit_log_file_bytes,
@@ -177,11 +177,9 @@ class AutoSwitchReplication(SlaveServer):
             master_epoch=master_epoch,
             epochs=store.terms.epochs,
             confirm_offset=store.terms.confirm_offset,
-            compares_history=comparer is not None,
         )
 
         async def compare(point: int) -> TailVerdict:
-            assert comparer is not None
             return await comparer.compare(point, session.confirm_offset)
 
         self._followed = followed
@@ -192,8 +190,8 @@ class AutoSwitchReplication(SlaveServer):
             clock=self._clock,
             on_fatal=self._on_fatal,
             session=session,
-            check_tail=None if comparer is None else compare,
-            request_history=None if comparer is None else comparer.ask,
+            check_tail=compare,
+            request_history=comparer.ask,
         )
         self._slave.on_history_differs = self._count_difference
         self._slave.on_following = self._begin_copy
@@ -337,7 +335,7 @@ class AutoSwitchReplication(SlaveServer):
             now_ms=now_ms,
             epochs=self._store.terms.epochs,
             confirm_offset=lambda: self._store.terms.confirm_offset,
-            group_id=None if self.comparer is None else self.comparer.group_id,
+            group_id=self._comparer.group_id,
         )
 
     def on_accepted(self, connection: SlaveConnection) -> bool:
