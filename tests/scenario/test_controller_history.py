@@ -370,7 +370,7 @@ async def test_controllers_of_two_versions_agree_and_use_nothing_new(monkeypatch
     monkeypatch.setattr(Peers, "_command", without_capability)
     await rig.start("n0", "n1")
     with monkeypatch.context() as patch:
-        patch.setattr("tandemmq.controller.history_keeper.Groups", YesterdaysGroups)
+        patch.setattr("tandemmq.controller.controller.Groups", YesterdaysGroups)
         await rig.start("n2")
     assert isinstance(rig.controllers["n2"].groups, YesterdaysGroups)
     rig.controllers["n2"].history.supports_history = lambda: False  # as leader, too, it proposes old commands

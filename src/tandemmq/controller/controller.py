@@ -22,6 +22,7 @@ from tandemmq.consensus.core.messages import Message, decode_message, encode_mes
 from tandemmq.consensus.shell.files import RaftFiles
 from tandemmq.consensus.shell.server import RaftServer
 from tandemmq.controller.elections import Elections
+from tandemmq.controller.groups import Groups
 from tandemmq.controller.guard import ControllerGuard
 from tandemmq.controller.handlers import ControllerHandlers
 from tandemmq.controller.history_keeper import HistoryKeeper
@@ -95,18 +96,7 @@ class Controller:
             tls=make_client_tls(config.tls.dialling),
         )
         self._configured = options.peer_addresses
-        self.history = HistoryKeeper(
-            self._supports_history, self._reported_id, chance=chance, clock=clock, scope=self._scope
-        )
-        self.groups, self.heartbeats = self.history.groups, self.history.heartbeats
-        self._elections = Elections(
-            self.history,
-            options=lambda: self._settings.options,
-            client=self._client,
-            network=network,
-            clock=clock,
-            scope=self._scope,
-        )
+        self.groups = Groups()
         self._peers = Peers(
             options,
             address_of=self._address_of,
@@ -115,20 +105,42 @@ class Controller:
             scope=self._scope,
             clock=clock,
         )
-        self.raft = RaftServer(
+        self.raft = self._build_raft(options, disk, chance, on_fatal)
+        self.history = HistoryKeeper(
+            self.groups,
+            self.raft,
+            self._supports_history,
+            lambda: self._peers.reported_id,
+            chance=chance,
+            clock=clock,
+            scope=self._scope,
+        )
+        self.heartbeats = self.history.heartbeats
+        self._elections = Elections(
+            self.history,
+            options=lambda: self._settings.options,
+            client=self._client,
+            network=network,
+            clock=clock,
+            scope=self._scope,
+        )
+        self._audit = AccessLog(clock)
+        self._guard = ControllerGuard(options, credentials, audit=self._audit, clock=clock)
+        self._server = self._build_server(self._build_routes(options), network, connections_max, on_fatal)
+
+    def _build_raft(
+        self, options: ControllerOptions, disk: Disk, chance: Random, on_fatal: OnFatal | None
+    ) -> RaftServer:
+        return RaftServer(
             RaftFiles(options.store_path, group=options.group, name=options.self_id, disk=disk),
             self._configured,
             machine=self.groups,
             send=self._peers.send,
             on_failure=lambda _, error: None if on_fatal is None else on_fatal(error),
-            clock=clock,
+            clock=self._clock,
             random=chance,
             options=options.raft,
         )
-        self._elections.attach(self.raft)
-        self._audit = AccessLog(clock)
-        self._guard = ControllerGuard(options, credentials, audit=self._audit, clock=clock)
-        self._server = self._build_server(self._build_routes(options), network, connections_max, on_fatal)
 
     def _build_server(
         self,
@@ -249,9 +261,6 @@ class Controller:
         has_used = bool(self.groups.controllers_id)
         others = self.raft.members.others(self.raft.name)
         return all(self._peers.supports_history(one, otherwise=has_used) for one in others)
-
-    def _reported_id(self) -> str:
-        return self._peers.reported_id
 
     def _address_of(self, name: str) -> str | None:
         """Prefers the configured address: a controller may have moved since the group was created."""

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from tandemmq.consensus.core.messages import RaftRole, RoleChanged
-from tandemmq.consensus.shell.server import RaftServer
 from tandemmq.controller.groups import (
     NO_ID,
     BrokerHeartbeat,
@@ -75,6 +74,8 @@ class Elections:
         clock: Clock,
         scope: TaskScope,
     ) -> None:
+        self.raft = history.raft
+        self.raft.on_role = self.on_role
         self.groups = history.groups
         self.heartbeats = history.heartbeats
         self.history = history
@@ -90,17 +91,6 @@ class Elections:
         self._leader_since_s = 0.0
         self._refusing: set[tuple[str, int]] = set()
         """Masters that have sent this leader no heartbeat and that refuse connections."""
-        self._raft: RaftServer | None = None
-
-    def attach(self, raft: RaftServer) -> None:
-        self._raft = raft
-        self.history.raft = raft
-        raft.on_role = self.on_role
-
-    @property
-    def raft(self) -> RaftServer:
-        assert self._raft is not None
-        return self._raft
 
     def on_role(self, change: RoleChanged) -> None:
         if change.role is RaftRole.LEADER:

@@ -61,6 +61,8 @@ class HistoryKeeper:
 
     def __init__(
         self,
+        groups: Groups,
+        raft: RaftServer,
         supports_history: Callable[[], bool],
         reported_id: Callable[[], str],
         *,
@@ -75,8 +77,8 @@ class HistoryKeeper:
         self.supports_history = supports_history
         self._reported_id = reported_id
         self.on_adopted: Callable[[ReplicaGroup], None] = lambda _: None
-        self.raft: RaftServer
-        self.groups = Groups()
+        self.raft = raft
+        self.groups = groups
         self.heartbeats = HeartbeatTable()
         self.meter = ControllerMeter(clock)
         self._chance = chance
