@@ -138,7 +138,7 @@ class Tables:
         A topic in the log that is missing because topics.json was lost is restored. So is a topic whose
         messages a slave copied before it learned of the topic, if the master was lost in between.
         """
-        store.begin_run()
+        store.queues.begin_run()
         self._restore_topics(store)
         self.clamp(store)
 

@@ -319,7 +319,9 @@ class ConsumeQueues:
         return sum(queue.truncate(log_end) for queue in self)
 
     def begin_run(self) -> None:
-        """Records each queue's current end as its start for this broker run."""
+        """Records each queue's current end as its start for this broker run, which now assigns queue
+        offsets.
+        """
         for queue in self:
             assert queue.min_offset <= queue.max_offset, queue
             assert queue.next_offset >= queue.max_offset, queue

@@ -639,12 +639,6 @@ class MessageStore:
         assert queue is None or queue.next_offset >= queue.max_offset, queue
         return 0 if queue is None else queue.next_offset
 
-    def begin_run(self) -> None:
-        """Records each queue's current end as its start for this broker run, which now assigns queue
-        offsets.
-        """
-        self.queues.begin_run()
-
     def queue_entries(
         self, topic: str, queue_id: int, offset: int, count_max: int
     ) -> list[tuple[int, int, int]]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemmq.broker.delay.delivery import ARRIVAL_COUNT_MAX, ArrivalTimes, LevelPlan, Waiting, plan_level
+from tandemmq.broker.delay.delivery import ARRIVAL_COUNT_MAX, ArrivalTimes, LevelPlan, plan_level
 from tandemmq.broker.delay.recall import RecallHandle, decode_recall_handle, encode_recall_handle
 from tandemmq.broker.delay.timers import (
     CANCELLING,
@@ -63,7 +63,7 @@ def stored(
 
 
 def plan(stored_ats: list[int], now_ms: int, *, monotonic_ms: int = 0, delay_ms: int = 1000) -> LevelPlan:
-    waiting = [Waiting(offset, at) for offset, at in enumerate(stored_ats)]
+    waiting = [stored(offset=offset, stored_at_ms=at) for offset, at in enumerate(stored_ats)]
     return plan_level(
         waiting, ArrivalTimes(delay_ms), delay_ms=delay_ms, now_ms=now_ms, monotonic_ms=monotonic_ms
     )
@@ -83,7 +83,7 @@ def test_head_that_is_not_due_holds_back_the_rest() -> None:
 def test_clock_set_back_holds_a_message_no_longer_than_its_delay() -> None:
     arrivals = ArrivalTimes(1000)
     arrivals.add_sample(1, 5_000)
-    waiting = [Waiting(0, NOW)]
+    waiting = [stored(offset=0)]
     set_back = NOW - 3_600_000
     early = plan_level(waiting, arrivals, delay_ms=1000, now_ms=set_back, monotonic_ms=5_999)
     assert early == LevelPlan(0, 1)

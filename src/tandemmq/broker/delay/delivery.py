@@ -46,14 +46,6 @@ ARRIVAL_GAP_MS_MIN = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A message that was read from a level's queue and is not delivered yet."""
-
-    queue_offset: int
-    stored_at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class LevelPlan:
     """The messages to deliver now: the first `due_count`. The message after them is due in `wait_ms`;
     `wait_ms` is None if all messages are due.
@@ -100,7 +92,7 @@ class ArrivalTimes:
 
 
 def plan_level(
-    waiting: Sequence[Waiting | Record],
+    waiting: Sequence[Record],
     arrivals: ArrivalTimes,
     *,
     delay_ms: int,

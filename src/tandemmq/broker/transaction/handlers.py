@@ -109,7 +109,7 @@ class TransactionHandlers:
         self._check_is_master()
         half = load_record(self.core.store, decode_message_id(header.message_id).log_offset)
         if half is None or half.topic not in (HALF_TOPIC, DISCARD_TOPIC):
-            raise _failed(f"no half message has the id {(header.message_id or '')[:64]!r}")
+            raise RequestRejected(f"no half message has the id {(header.message_id or '')[:64]!r}")
         copy = halves.make_copy(half, check_times=0)
         if half.topic == DISCARD_TOPIC:
             # Its queue offset is not one of the half topic: the copy starts a transaction of its own.
@@ -138,12 +138,14 @@ class TransactionHandlers:
         """
         half = load_record(self.core.store, header.log_offset)
         if half is None or half.topic != HALF_TOPIC:
-            raise _failed(f"no half message is stored at log offset {header.log_offset}")
+            raise RequestRejected(f"no half message is stored at log offset {header.log_offset}")
         group = half.text(names.PGROUP.encode())
         if group != header.producer_group:
-            raise _failed(f"the half message is of the group {group}, not of {header.producer_group[:160]}")
+            raise RequestRejected(
+                f"the half message is of the group {group}, not of {header.producer_group[:160]}"
+            )
         if half.queue_offset != header.half_queue_offset:
-            raise _failed(
+            raise RequestRejected(
                 f"the half message has queue offset {half.queue_offset}, not {header.half_queue_offset}"
             )
         timeout_ms = self.core.options.transaction_timeout_ms
@@ -161,12 +163,12 @@ class TransactionHandlers:
         if before == decision:
             return command.reply()
         was = "committed" if before == TRANSACTION_COMMIT else "rolled back"
-        raise _failed(f"the transaction was already {was}")
+        raise RequestRejected(f"the transaction was already {was}")
 
     def _make_commit(self, half: Record) -> NewRecord:
         commit = halves.make_commit(half)
         if commit is None:
-            raise _failed("the half message names no topic (REAL_TOPIC)")
+            raise RequestRejected("the half message names no topic (REAL_TOPIC)")
         return commit
 
     def _append(
@@ -194,7 +196,3 @@ class TransactionHandlers:
         except RequestRejected:
             on_outcome(False)
             raise
-
-
-def _failed(remark: str) -> RequestRejected:
-    return RequestRejected(remark)
