@@ -116,6 +116,8 @@ class RequestDispatcher:
             # A failed request may have taken effect, here as there.
             for command in decode_frames(frames):
                 if not command.is_response:
+                    if not command.is_oneway:
+                        channel.begin_block(command.code, (command.opaque,))
                     self._on_error(channel, command, error, None)
             return True
 

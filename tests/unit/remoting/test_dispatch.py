@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -24,9 +25,13 @@ class OneChannel:
         self.peer = ("127.0.0.1", 1)
         self.tasks_running = tasks_running
         self.sent: list[Command] = []
+        self.begun: list[int] = []
 
     def send(self, command: Command) -> None:
         self.sent.append(command)
+
+    def begin_block(self, _code: int, opaques: Sequence[int]) -> None:
+        self.begun += opaques
 
 
 def _fails(_channel: Channel, _command: Command) -> Command:
@@ -134,6 +139,7 @@ def test_each_request_of_a_block_that_fails_is_answered_as_if_it_came_alone(
         (1, ResponseCode.SYSTEM_ERROR, "the request 310 failed: see the log"),
         (3, ResponseCode.SYSTEM_ERROR, "the request 11 failed: see the log"),
     ]
+    assert channel.begun == [1, 3], "so that their time is measured"
     assert [vars(record)["code"] for record in caplog.records] == [310, 310, 11]
 
 
