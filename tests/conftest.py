@@ -15,6 +15,7 @@ import typer.main
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 import late_sockets
 from tandemmq.protocol import speedups
@@ -87,10 +88,19 @@ tests of other files have the mark themselves.
 """
 
 
-class SparkTogether(LoadFileScheduling):
-    """A schedule by files that gives those of `tests/spark` to one process, because each process that runs
-    one of them starts Spark and a cluster. The long ones stay apart: they take longer than a start.
+class FileSchedule(LoadFileScheduling):
+    """A schedule by files. The files of `tests/spark` belong to one process, because each process that runs
+    one of them starts Spark and a cluster; the long ones stay apart: they take longer than a start. The first
+    process begins with the simulations: they compute, while the tests that come before them, in
+    `tests/scenario`, mostly wait.
     """
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if node is self.nodes[0]:
+            computing = next((name for name in self.workqueue if name >= "tests/simulation"), None)
+            if computing is not None:
+                self.workqueue.move_to_end(computing, last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         name = super()._split_scope(nodeid)
@@ -99,8 +109,8 @@ class SparkTogether(LoadFileScheduling):
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SparkTogether | None:
-    return SparkTogether(config, log) if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileSchedule | None:
+    return FileSchedule(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 gc.disable()  # what is imported and collected lives until the end

@@ -33,7 +33,10 @@ from tandemmq.protocol.requests.send import SendRequestV2, SendResponse
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.store import FlushMode
 
-SMOKE_SEEDS = range(901, 905)
+SMOKE_SEEDS = (901, 904)
+"""Seeds with all faults and with restored brokers; another one, with full disks, is run twice below, and
+`make elected` runs 500.
+"""
 SCRIPT_SEED = 17
 SOON_S = 12.0
 
@@ -86,6 +89,7 @@ def test_seeds_break_no_promise() -> None:
 
 def test_a_seed_repeats_exactly() -> None:
     one, other = (run_seed(903, lambda settings: replace(settings, load_s=5.0), kind=ELECTED) for _ in "12")
+    assert not one.findings.lines()
     assert one.trace == other.trace
     assert one.digest == other.digest
 
