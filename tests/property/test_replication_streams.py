@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from no_history import connect
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.record import NewRecord, encode_blank, encode_record
 from tandemmq.replication.core.effects import Acknowledged, Disconnect, Halt, Send, Store
@@ -92,7 +93,7 @@ def test_garbage_never_reaches_a_slaves_log(
 ) -> None:
     slave = SlaveSession(options=ReplicationOptions(), segment_bytes=SEGMENT)
     slave.on_assigned("m:1")
-    slave.on_connected(log_end, 0)
+    connect(slave, log_end, 0)
     if has_head:
         data = encode_head(log_end, len(data)) + data
     for piece in split(data, sizes):
@@ -124,7 +125,7 @@ class Pair:
         self.master = MasterSession(options=self.options, segment_bytes=SEGMENT, now_ms=self.now_ms)
         self.to_master = self.to_slave = b""
         self.acknowledged = 0
-        self.perform_slave(self.slave.on_connected(self.copy_end, self.now_ms))
+        self.perform_slave(connect(self.slave, self.copy_end, self.now_ms))
 
     def disconnect(self) -> None:
         self.master.on_closed()

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import cast
 
+from no_history import compare_nothing
 from ports import free_port
 from tandemmq.protocol.record import NewRecord
 from tandemmq.replication.core.options import ReplicationOptions
@@ -122,7 +123,7 @@ class Peers:
         **changes: object,
     ) -> MessageStore:
         store = await open_store(self.root / name, BrokerRole.SLAVE, **changes)
-        slave = ReplicationSlave(store, options, network=self.network, clock=self.clock)
+        slave = ReplicationSlave(store, options, compare_nothing, network=self.network, clock=self.clock)
         self.slaves[name] = store, slave
         slave.set_master(address or self.address)
         await slave.start()

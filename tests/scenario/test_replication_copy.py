@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from replica_pair import FAST, SEGMENT, Peers, Proxy, log_bytes, open_store, queue_contents, send
 
+from no_history import compare_nothing
 from tandemmq.errors import DiskFull
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.options import FirstTransfer
@@ -323,7 +324,9 @@ async def test_fault_of_ours_is_told_to_the_owner(
     master = await peers.start_master()
     store = await open_store(tmp_path / "other", BrokerRole.SLAVE)
     told: list[BaseException] = []
-    slave = ReplicationSlave(store, FAST, network=peers.network, clock=peers.clock, on_fatal=told.append)
+    slave = ReplicationSlave(
+        store, FAST, compare_nothing, network=peers.network, clock=peers.clock, on_fatal=told.append
+    )
 
     def break_an_invariant(_log_offset: int, _data: memoryview, _columns: None = None) -> None:
         raise AssertionError("an invariant")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replica_logs import make_log
 
+from no_history import connect
 from tandemmq.replication.core import verifier
 from tandemmq.replication.core.effects import Store
 from tandemmq.replication.core.frames import encode_head
@@ -21,7 +22,7 @@ SEGMENT = 4096
 def connected() -> SlaveSession:
     subject = SlaveSession(options=ReplicationOptions(), segment_bytes=SEGMENT)
     subject.on_assigned("10.0.0.1:10912")
-    subject.on_connected(0, 0)
+    connect(subject, 0, 0)
     return subject
 
 

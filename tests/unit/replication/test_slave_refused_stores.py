@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from replica_logs import make_log
 
+from no_history import compare_nothing
 from sim.memory import ManualClock, MemoryDisk, MemoryNetwork
 from tandemmq.broker.replica.log_checksum import LogChecksums
 from tandemmq.errors import DiskFull, FlushFailed
@@ -82,7 +83,7 @@ async def test_a_full_disk_keeps_no_connection_that_what_came_behind_has_ended(
     faults: list[BaseException] = []
     halts: list[HaltReason] = []
     slave = ReplicationSlave(
-        store, ReplicationOptions(), network=network, clock=clock, on_fatal=faults.append
+        store, ReplicationOptions(), compare_nothing, network=network, clock=clock, on_fatal=faults.append
     )
     slave.on_halted = lambda: halts.append(reason)
     slave.set_master("10.0.0.1:10912")
@@ -126,7 +127,7 @@ async def test_nothing_behind_a_store_that_failed_is_stored(monkeypatch: pytest.
     assert all(frames)
     answer = b"".join(encode_head(at, len(one)) + one for at, one in zip((0, SEGMENT), frames, strict=True))
     listener = await network.listen("10.0.0.1", 10912, lambda: Master(answer))
-    slave = ReplicationSlave(store, ReplicationOptions(), network=network, clock=clock)
+    slave = ReplicationSlave(store, ReplicationOptions(), compare_nothing, network=network, clock=clock)
     slave.set_master("10.0.0.1:10912")
     await slave.start()
     await clock.pass_time(1.0)
@@ -159,7 +160,7 @@ async def test_a_slave_stops_and_leaves_no_connection_after_a_fault_in_its_store
     listener = await network.listen("10.0.0.1", 10912, lambda: master)
     faults: list[BaseException] = []
     slave = ReplicationSlave(
-        store, ReplicationOptions(), network=network, clock=clock, on_fatal=faults.append
+        store, ReplicationOptions(), compare_nothing, network=network, clock=clock, on_fatal=faults.append
     )
     slave.set_master("10.0.0.1:10912")
     await slave.start()

@@ -3,6 +3,7 @@ from collections.abc import Sequence
 import pytest
 from replica_logs import checks_of, make_log
 
+from no_history import connect
 from tandemmq.protocol import speedups
 from tandemmq.replication.core.effects import (
     Dial,
@@ -35,7 +36,7 @@ def session() -> SlaveSession:
 def connected(log_end: int, now_ms: int = 0) -> SlaveSession:
     subject = session()
     subject.on_assigned(MASTER)
-    subject.on_connected(log_end, now_ms)
+    connect(subject, log_end, now_ms)
     return subject
 
 
@@ -58,7 +59,7 @@ def test_dials_as_soon_as_the_master_is_known() -> None:
 def test_first_report_leaves_at_once_and_twice() -> None:
     subject = session()
     subject.on_assigned(MASTER)
-    assert subject.on_connected(640, 0) == [Send(encode_report(640) * 2)]
+    assert connect(subject, 640, 0) == [Send(encode_report(640) * 2)]
 
 
 def test_bytes_are_stored_before_they_are_reported() -> None:
@@ -172,7 +173,7 @@ def test_damage_is_not_stored_and_asked_for_again_once() -> None:
     assert isinstance(closing, Disconnect)
 
     assert subject.on_tick(5_001) == [Dial(MASTER)]
-    subject.on_connected(offsets[1], 5_001)
+    connect(subject, offsets[1], 5_001)
     effects = subject.on_data(frame(offsets[1], bytes(damaged[offsets[1] :])), 5_002)
     assert kinds(effects) == [RejectedBytes, Halt, Disconnect]
     assert subject.halt is not None
@@ -199,7 +200,7 @@ def test_of_damage_and_a_refused_head_behind_it_in_one_read_the_damage_decides(h
     assert (subject.state, subject.halt) == (SlaveState.PAUSED, None)
 
     assert subject.on_tick(5_001) == [Dial(MASTER)]
-    subject.on_connected(offsets[1], 5_001)
+    connect(subject, offsets[1], 5_001)
     effects = subject.on_data(frame(offsets[1], bytes(damaged[offsets[1] :])) + head, 5_002)
     assert kinds(effects) == [RejectedBytes, Halt, Disconnect]
     assert subject.halt is not None
@@ -223,7 +224,7 @@ def test_damage_on_the_way_heals_by_asking_again() -> None:
     subject = connected(0)
     assert kinds(subject.on_data(frame(0, bytes(damaged)), 1)) == [RejectedBytes, Disconnect]
     subject.on_tick(5_001)
-    subject.on_connected(0, 5_001)
+    connect(subject, 0, 5_001)
     assert kinds(subject.on_data(frame(0, log), 5_002)) == [Store, Send]
 
 
@@ -284,7 +285,7 @@ def test_heartbeats_alone_do_not_keep_a_connection_to_an_address_that_was_the_ma
     assert subject.next_tick_ms() == 20_001
     assert kinds(subject.on_tick(20_001)) == [Disconnect, Dial]
     assert subject.state is SlaveState.DIALING
-    subject.on_connected(640, 20_002)
+    connect(subject, 640, 20_002)
     subject.on_data(encode_head(640, 0), 40_002)  # the new address: heartbeats are sufficient
     assert not any(isinstance(effect, Disconnect) for effect in subject.on_tick(40_003))
 

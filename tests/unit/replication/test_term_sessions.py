@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from replica_logs import make_log
 
+from no_history import uncompared
 from tandemmq.replication.core.effects import (
     Acknowledged,
     Align,
@@ -32,7 +33,6 @@ from tandemmq.replication.core.epochs import (
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, SlaveState, StartRule
 from tandemmq.replication.core.term_sessions import ANSWER_MS_MAX, TermMasterSession, TermSlaveSession
-from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
 
 SEGMENT_BYTES = 4096
 OPTIONS = ReplicationOptions()
@@ -104,8 +104,7 @@ def align(slave: TermSlaveSession, own_end: int, answer: EpochsAnswer) -> list[o
     slave.on_history(None, 0)
     effects = slave.on_data(encode_answer(answer), 0)
     if isinstance(effects[0], CheckTail):
-        verdict = TailVerdict(outcome=TailOutcome.NOT_COMPARED, log_offset=effects[0].log_end)
-        return [*slave.on_checked(verdict, 0)]
+        return [*slave.on_checked(uncompared(effects[0].log_end), 0)]
     return [*effects]
 
 

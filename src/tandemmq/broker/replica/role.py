@@ -227,10 +227,10 @@ class ReplicaRole(GroupReplica):
         self.slave = ReplicationSlave(
             store,
             options,
+            self._introduce_and_check,
             network=network,
             clock=clock,
             on_fatal=on_fatal,
-            check_tail=self._introduce_and_check,
         )
         self._slave_reports = SlaveReports(self.master)
         self._slave_reporter = SlaveReporter(

@@ -170,8 +170,7 @@ class SlaveCause(Enum):
 
     ASSIGNED = "a master's address became known"
     CLEARED = "the master's address was removed"
-    CONNECTED = "the connection is up, and there is nothing to compare"
-    CONNECTED_UNCHECKED = "the connection is up"
+    CONNECTED = "the connection is up"
     CHECKED = "the end equals the master's, or could not be compared"
     FAILED = "connecting failed, the connection broke, or a frame was rejected"
     SILENT = "the master sent nothing for too long"
@@ -203,8 +202,7 @@ SLAVE_TRANSITIONS: Mapping[SlaveState, Mapping[SlaveCause, SlaveState]] = Mappin
     {
         _S.UNASSIGNED: {_SC.ASSIGNED: _S.DIALING, _SC.STOPPED: _S.STOPPED},
         _S.DIALING: {
-            _SC.CONNECTED: _S.TRANSFERRING,
-            _SC.CONNECTED_UNCHECKED: _S.CHECKING,
+            _SC.CONNECTED: _S.CHECKING,
             _SC.FAILED: _S.PAUSED,
             _SC.CLEARED: _S.UNASSIGNED,
             _SC.STOPPED: _S.STOPPED,

@@ -58,7 +58,6 @@ class SlaveSession:
     """The session of one copy of a master's log, over all its connections."""
 
     __slots__ = (
-        "_checks_tail",
         "_copied_at_ms",
         "_decoder",
         "_dialled",
@@ -81,10 +80,9 @@ class SlaveSession:
         "tail",
     )
 
-    def __init__(self, *, options: ReplicationOptions, segment_bytes: int, checks_tail: bool = False) -> None:
+    def __init__(self, *, options: ReplicationOptions, segment_bytes: int) -> None:
         assert segment_bytes > 0, segment_bytes
         self._options = options
-        self._checks_tail = checks_tail
         self._segment_bytes = segment_bytes
         self._read_at_ms = self._wrote_at_ms = 0
         self._copied_at_ms = 0  # of the last log bytes; `_read_at_ms` also counts heartbeats
@@ -126,18 +124,15 @@ class SlaveSession:
         self._move(SlaveCause.ASSIGNED)
         return self._dial()
 
-    def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
+    def on_connected(self, log_end: int, _now_ms: int) -> list[SlaveEffect]:
         """Handles a connection that was established; `log_end` is the end of this slave's log."""
         assert log_end >= 0, log_end
         assert self._dialled is not None, "a connection follows a dial"
         self._begin_copy(log_end)
         self.reported = log_end
         self.start_rule = None
-        if self._checks_tail:
-            self._move(SlaveCause.CONNECTED_UNCHECKED)
-            return [CheckTail(log_end)]
         self._move(SlaveCause.CONNECTED)
-        return self._report_first(now_ms)
+        return [CheckTail(log_end)]
 
     def on_checked(self, verdict: TailVerdict, now_ms: int) -> list[SlaveEffect]:
         """Handles the result of the comparison that `CheckTail` requested; nothing was reported before it."""

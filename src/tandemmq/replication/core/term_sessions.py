@@ -227,7 +227,7 @@ class TermSlaveSession(SlaveSession):
         self.epochs = epochs
         """The terms of this slave's log."""
         self.confirm_offset = confirm_offset
-        super().__init__(options=options, segment_bytes=segment_bytes, checks_tail=True)
+        super().__init__(options=options, segment_bytes=segment_bytes)
         self._handshake = handshake
         self._master_epoch = master_epoch
         self._history: MasterHistory | None = None
@@ -246,7 +246,7 @@ class TermSlaveSession(SlaveSession):
         self._answer_decoder = MasterFrameDecoder()
         self._answer_due_ms = NEVER_MS
         self.start_rule = None
-        self._move(SlaveCause.CONNECTED_UNCHECKED)
+        self._move(SlaveCause.CONNECTED)
         return [RequestHistory()]
 
     def on_history(self, history: MasterHistory | None, now_ms: int) -> list[SlaveEffect]:

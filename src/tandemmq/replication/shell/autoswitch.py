@@ -186,11 +186,11 @@ class AutoSwitchReplication(SlaveServer):
         self._slave = ReplicationSlave(
             store,
             self._options,
+            compare,
             network=self._network,
             clock=self._clock,
             on_fatal=self._on_fatal,
             session=session,
-            check_tail=compare,
             request_history=comparer.ask,
         )
         self._slave.on_history_differs = self._count_difference

@@ -137,11 +137,11 @@ class ReplicationSlave:
         self,
         store: MessageStore,
         options: ReplicationOptions,
+        check_tail: CheckTailCall,
         *,
         network: Network,
         clock: Clock,
         on_fatal: OnFatal | None = None,
-        check_tail: CheckTailCall | None = None,
         session: TermSlaveSession | None = None,
         request_history: RequestHistoryCall | None = None,
     ) -> None:
@@ -154,17 +154,13 @@ class ReplicationSlave:
         self._term = session
         self._request_history = request_history
         self._session: SlaveSession = session or SlaveSession(
-            options=options,
-            segment_bytes=store.options.commit_log_file_bytes,
-            checks_tail=check_tail is not None,
+            options=options, segment_bytes=store.options.commit_log_file_bytes
         )
         self._tasks = TaskScope(
             "replication.slave", None if on_fatal is None else lambda _name, error: on_fatal(error)
         )
         self._dialler = Dialler(self, options, network=network, tasks=self._tasks)
-        self._tail_task: TailTask | None = None
-        if check_tail is not None:
-            self._tail_task = TailTask(check_tail, tasks=self._tasks, on_verdict=self._on_verdict)
+        self._tail_task = TailTask(check_tail, tasks=self._tasks, on_verdict=self._on_verdict)
         self._connection: MasterConnection | None = None
         self._local_address: Address = ("", 0)
         self._timer: TimerHandle | None = None
@@ -280,7 +276,7 @@ class ReplicationSlave:
 
     def _on_connection_lost(self, reason: str) -> None:
         self._connection = None
-        self._cancel_check()
+        self._tail_task.cancel()
         log.warning(events.MASTER_LOST, extra={"master": self._session.address, "reason": reason})
         self._perform(self._session.on_failed(reason, self._now_ms()))
         self._notify_lost()
@@ -305,7 +301,6 @@ class ReplicationSlave:
                 case Dial(address):
                     self._dialler.dial(address)
                 case CheckTail(log_end):
-                    assert self._tail_task is not None
                     self._tail_task.begin(log_end)
                 case RequestHistory():
                     self._tasks.start("meet", self._fetch_history(self._connection))
@@ -410,12 +405,8 @@ class ReplicationSlave:
         if self._session.state is SlaveState.TRANSFERRING and self.on_following is not None:
             self.on_following()
 
-    def _cancel_check(self) -> None:
-        if self._tail_task is not None:
-            self._tail_task.cancel()
-
     def _disconnect(self, reason: str) -> None:
-        self._cancel_check()
+        self._tail_task.cancel()
         self._dialler.cancel()
         if self._connection is not None:
             self._connection.close()
