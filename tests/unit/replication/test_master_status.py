@@ -53,7 +53,6 @@ def status(*slaves: DepartedSlave, log_start: int = 0) -> MasterStatus:
     return MasterStatus(
         log_start=log_start,
         log_end=1_000,
-        highest_acknowledged=500,
         in_sync_count=0,
         slaves=(),
         departed=slaves,

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 IDENTITY_FILE: Final = "brokerIdentity"
 APPLICATION_SUFFIX: Final = "-temp"
 GROUP_FILE: Final = "brokerGroup"
+ATTEMPTS_MAX: Final = 64
+"""The most ids for which one call of `obtain_id` applies."""
 _GROUP_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -176,9 +178,7 @@ class GroupIdentity:
         log.info(events.BROKER_GROUP_LEARNED, extra={"group_id": reported, "controller": controller})
 
 
-async def obtain_id(
-    files: IdentityFiles, giver: IdGiver, *, address: str, clock: Clock, attempt_count_max: int = 64
-) -> int:
+async def obtain_id(files: IdentityFiles, giver: IdGiver, *, address: str, clock: Clock) -> int:
     """Returns the id of this broker, from disk or else from the controllers. After a kill, or a temporary
     error, the same call resumes where it was.
 
@@ -188,7 +188,7 @@ async def obtain_id(
     if kept is not None:
         return kept
     application = files.load_application()
-    for _ in range(attempt_count_max):
+    for _ in range(ATTEMPTS_MAX):
         if application is None:
             application = Application(await giver.next_id(), f"{address};{clock.now_ms()}")
             await files.save_application(application)
@@ -205,4 +205,4 @@ async def obtain_id(
         await files.save_id(application.broker_id)
         log.info(events.BROKER_ID_ASSIGNED, extra={"broker_id": application.broker_id})
         return application.broker_id
-    raise RequestRejected(f"no id was free in {attempt_count_max} attempts")
+    raise RequestRejected(f"no id was free in {ATTEMPTS_MAX} attempts")

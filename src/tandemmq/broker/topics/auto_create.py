@@ -130,9 +130,7 @@ class TopicCreator:
         self._put(config, f"sent to by {peer}, from the template {template_name}")
         return config
 
-    def create_retry_topic(
-        self, group: str, *, peer: str, queue_count: int, is_unit: bool = False, is_ordered: bool = False
-    ) -> TopicConfig:
+    def create_retry_topic(self, group: str, *, peer: str, queue_count: int, is_unit: bool) -> TopicConfig:
         """Returns the group's retry topic, creating it if missing.
 
         Raises:  the errors of `require_group` when the group does not exist.
@@ -141,14 +139,8 @@ class TopicCreator:
         config = self._topics.get(name)
         if config is None:
             require_group(self._tables.groups, group, self._clock.now_ms(), peer)
-            config = TopicConfig(
-                name=name,
-                read_queue_count=queue_count,
-                write_queue_count=queue_count,
-                permission=READ_WRITE,
-                sys_flag=UNIT_SUBSCRIPTION_FLAG if is_unit else 0,
-                is_ordered=is_ordered,
-            )
+            sys_flag = UNIT_SUBSCRIPTION_FLAG if is_unit else 0
+            config = msgspec.structs.replace(make_topic(name, queue_count), sys_flag=sys_flag)
             self._put(config, f"retries of the group {group}")
         return config
 

@@ -281,7 +281,6 @@ class AutoSwitchReplication(SlaveServer):
         return MasterStatus(
             log_start=self._store.min_log_offset,
             log_end=end,
-            highest_acknowledged=max((slave.acknowledged for slave in slaves), default=0),
             in_sync_count=len(members) - 1,
             slaves=tuple(slaves),
             departed=(),

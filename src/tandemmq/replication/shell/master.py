@@ -81,7 +81,6 @@ class ReplicationMaster(SlaveServer):
         return MasterStatus(
             log_start=log_range.start,
             log_end=log_range.end,
-            highest_acknowledged=self._highest_acknowledged,
             in_sync_count=self._in_sync.count(self._directory.positions(), log_range),
             slaves=tuple(self._status_of(connection, log_range) for connection in self._connections),
             departed=self._departed.list(now_ms),

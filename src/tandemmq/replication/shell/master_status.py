@@ -52,7 +52,6 @@ class MasterStatus:
 
     log_start: int
     log_end: int
-    highest_acknowledged: int
     in_sync_count: int
     slaves: tuple[SlaveStatus, ...]
     departed: tuple[DepartedSlave, ...]
