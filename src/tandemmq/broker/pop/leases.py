@@ -112,7 +112,6 @@ class Leases:
         self._by_key: dict[LeaseKey, Lease] = {}
         self._by_end: list[tuple[int, int, Lease]] = []
         self._added = 0
-        self._counts: dict[QueueKey, int] = {}
         # By queue of the revive topic: its leases, ordered by the offset of their check points.
         self._written: dict[int, dict[int, Lease]] = {}
         self._finished: dict[LeaseKey, Lease] = {}  # the last ones, in the order of their end
@@ -124,7 +123,6 @@ class Leases:
         self._by_key.clear()
         self._finished.clear()
         self._by_end.clear()
-        self._counts.clear()
         self._written.clear()
 
     def __len__(self) -> int:
@@ -149,15 +147,9 @@ class Leases:
         lease = self._by_key.get(key) or self._finished.get(key)
         return lease is not None and lease.is_acknowledged(offset)
 
-    def open_count(self, queue: QueueKey) -> int:
-        """Returns the number of leases of one queue and group."""
-        return self._counts.get(queue, 0)
-
     def add(self, lease: Lease) -> None:
         assert lease.key not in self._by_key, lease.key
         self._by_key[lease.key] = lease
-        queue = lease.key[:3]
-        self._counts[queue] = self._counts.get(queue, 0) + 1
         self._queue_up(lease)
 
     def record_written(self, lease: Lease, revive_offset: int) -> None:
@@ -195,12 +187,6 @@ class Leases:
         if self._is_room_awaited and len(self._by_key) < self._count_max - self._count_max // 10:
             self._is_room_awaited = False
             self.on_room()
-        queue = lease.key[:3]
-        left = self._counts[queue] - 1
-        if left:
-            self._counts[queue] = left
-        else:
-            del self._counts[queue]
         if lease.revive_offset >= 0:
             self._written[lease.revive_queue_id].pop(lease.revive_offset, None)
         if len(self._by_end) > 1024 and len(self._by_end) > 4 * len(self._by_key):
