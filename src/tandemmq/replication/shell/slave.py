@@ -54,39 +54,6 @@ tries again.
 """
 
 
-class TailTask:
-    """Runs at most one comparison at a time. `on_verdict` receives its verdict, unless it is cancelled."""
-
-    def __init__(
-        self, check: CheckTailCall, *, tasks: TaskScope, on_verdict: Callable[[TailVerdict], None]
-    ) -> None:
-        self._check = check
-        self._tasks = tasks
-        self._on_verdict = on_verdict
-        self._task: asyncio.Task[None] | None = None
-
-    def begin(self, log_end: int) -> None:
-        """Starts to compare this log below `log_end` with the master's."""
-        assert log_end >= 0, log_end
-        assert self._task is None, "one comparison at a time"
-        self._task = self._tasks.start("check_tail", self._run(log_end))
-
-    def cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _run(self, log_end: int) -> None:
-        try:
-            async with asyncio.timeout(CHECK_TIMEOUT_S):
-                verdict = await self._check(log_end)
-        except TimeoutError:
-            detail = f"the ends of the logs were not compared within {CHECK_TIMEOUT_S:.0f} s"
-            verdict = TailVerdict(outcome=TailOutcome.FAILED, log_offset=log_end, detail=detail)
-        self._task = None  # this task: it ends by itself
-        self._on_verdict(verdict)
-
-
 def log_verdict(master: str | None, before: TailVerdict | None, verdict: TailVerdict) -> None:
     """Logs one line per change of outcome, not one per attempt."""
     if before is not None and before.outcome is verdict.outcome:
@@ -160,7 +127,8 @@ class ReplicationSlave:
             "replication.slave", None if on_fatal is None else lambda _name, error: on_fatal(error)
         )
         self._dialler = Dialler(self, options, network=network, tasks=self._tasks)
-        self._tail_task = TailTask(check_tail, tasks=self._tasks, on_verdict=self._on_verdict)
+        self._check_tail = check_tail
+        self._checking: asyncio.Task[None] | None = None
         self._connection: MasterConnection | None = None
         self._local_address: Address = ("", 0)
         self._timer: TimerHandle | None = None
@@ -276,7 +244,7 @@ class ReplicationSlave:
 
     def _on_connection_lost(self, reason: str) -> None:
         self._connection = None
-        self._tail_task.cancel()
+        self._cancel_check()
         log.warning(events.MASTER_LOST, extra={"master": self._session.address, "reason": reason})
         self._perform(self._session.on_failed(reason, self._now_ms()))
         self._notify_lost()
@@ -301,7 +269,8 @@ class ReplicationSlave:
                 case Dial(address):
                     self._dialler.dial(address)
                 case CheckTail(log_end):
-                    self._tail_task.begin(log_end)
+                    assert self._checking is None, "one comparison at a time"
+                    self._checking = self._tasks.start("check_tail", self._compare(log_end))
                 case RequestHistory():
                     self._tasks.start("meet", self._fetch_history(self._connection))
                 case HistoryDiffers():
@@ -398,6 +367,22 @@ class ReplicationSlave:
         self._last_copied_at = self._last_read_at
         return ""
 
+    async def _compare(self, log_end: int) -> None:
+        """Compares this log below `log_end` with the master's; ends without a verdict if it is cancelled."""
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                verdict = await self._check_tail(log_end)
+        except TimeoutError:
+            detail = f"the ends of the logs were not compared within {CHECK_TIMEOUT_S:.0f} s"
+            verdict = TailVerdict(outcome=TailOutcome.FAILED, log_offset=log_end, detail=detail)
+        self._checking = None  # this task: it ends by itself
+        self._on_verdict(verdict)
+
+    def _cancel_check(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
+            self._checking = None
+
     def _on_verdict(self, verdict: TailVerdict) -> None:
         assert self._connection is not None, "a comparison ends with its connection"
         log_verdict(self._session.address, self._session.tail, verdict)
@@ -406,7 +391,7 @@ class ReplicationSlave:
             self.on_following()
 
     def _disconnect(self, reason: str) -> None:
-        self._tail_task.cancel()
+        self._cancel_check()
         self._dialler.cancel()
         if self._connection is not None:
             self._connection.close()
