@@ -210,15 +210,6 @@ async def test_a_reset_to_a_time_needs_the_time(cluster: Cluster) -> None:
     assert "give `time` with to=time" in wrong
 
 
-async def test_a_server_over_stdio_serves_the_same_tools(cluster: Cluster) -> None:
-    arguments = ["-m", "tandemmq", "mcp", "--namesrv", cluster.name_servers]
-    async with Client(StdioServerParameters(command=sys.executable, args=arguments)) as client:
-        assert {one.name for one in (await client.list_tools()).tools} == READS
-        result = await client.call_tool("cluster_overview", {})
-    assert result.structured_content is not None
-    assert len(result.structured_content["brokers"]) == 1
-
-
 DOCUMENT = Path(__file__).parents[3] / "docs" / "mcp.md"
 
 
@@ -232,6 +223,9 @@ async def test_the_settings_of_assistants_in_the_document_start_a_server(key: st
     parameters = StdioServerParameters(command=command, args=arguments, env=settings.get("env"))
     async with Client(parameters) as client:
         assert {one.name for one in (await client.list_tools()).tools} == READS
+        result = await client.call_tool("cluster_overview", {})
+    assert result.structured_content is not None
+    assert len(result.structured_content["brokers"]) == 1
 
 
 async def test_a_time_out_of_a_request_is_answered_with_its_own_text() -> None:
