@@ -14,7 +14,7 @@ from tandemmq.broker.send.numbered import Claim, NumberedSends
 from tandemmq.broker.send.reply import SendReply
 from tandemmq.errors import Busy
 from tandemmq.protocol.properties import encode_properties
-from tandemmq.protocol.record import NewRecord
+from tandemmq.protocol.record import NewBatch, NewRecord, decode_records
 from tandemmq.store import FlushMode, MessageStore, PutStatus, StoreOptions
 
 KEY = "0" * 31 + "1"
@@ -199,4 +199,52 @@ async def test_what_was_stored_before_the_wall_clock_went_back_is_found() -> Non
     earlier.run_soon()
     assert told == [PutStatus.PUT_OK] * 2
     assert store.queue_max("T", 0) == 1
+    await store.close()
+
+
+def rows(clock: ManualClock, keys: list[str]) -> NewBatch:
+    """Returns rows with these keys, as a producer sends them together."""
+    count = len(keys)
+    return NewBatch(
+        topic="T",
+        queue_ids=[0] * count,
+        bodies=[key[-2:].encode() for key in keys],
+        properties=[encode_properties({"UNIQ_KEY": key}) for key in keys],
+        born_times_ms=[clock.now_ms()] * count,
+        born_host=b"\x0a\x00\x00\x01\x00\x00\xd4\x31",
+        tag_hashes=[0] * count,
+        flags=[0] * count,
+        sys_flag=0,
+        retry_count=0,
+        keys=[""] * count,
+        unique_keys=keys,
+        wait_stored=True,
+    )
+
+
+@pytest.mark.parametrize("held_count", range(7))
+async def test_of_a_batch_whose_beginning_is_in_the_log_the_rest_is_stored(held_count: int) -> None:
+    """A crash may have lost the end of a batch, and a new master remembers no producer."""
+    clock = ManualClock()
+    store = await open_store(clock, MemoryDisk())
+    keys = [f"{number:032X}" for number in range(1, 8)]
+    told: list[PutStatus] = []
+    reply = cast(SendReply, SimpleNamespace(done=told.append, appended=None))
+
+    def attempt(sends: NumberedSends, after: str, keys: list[str]) -> bool:
+        is_new = sends.append(Claim("p", 1, after), "T", 0, rows(clock, keys), reply)
+        clock.run_soon()
+        return is_new
+
+    if held_count:
+        assert attempt(NumberedSends(store), "", keys[:held_count])
+    sends = NumberedSends(store)
+    assert attempt(sends, "", keys[:6]) == (held_count < 6)
+    assert attempt(sends, keys[5], keys[6:])  # this follows the batch
+    assert told == [PutStatus.PUT_OK] * len(told)
+    found = store.reader.get("T", 0, 0, count_max=32, bytes_max=65_536)
+    held = [record.unique_key for part in found.slices for record in decode_records(part)]
+    assert held == keys
+    assert not attempt(sends, "", keys[:6])
+    assert store.queue_max("T", 0) == len(keys)
     await store.close()
