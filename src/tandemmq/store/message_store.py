@@ -371,7 +371,7 @@ class MessageStore:
         assert not self.terms.may_lack_tail or self.has_terms
 
     def _fail(self, error: BaseException) -> None:
-        """Fail-stop: writes nothing more, rejects every request, fails all waiters, and notifies `on_fatal`.
+        """Fail-stop: writes nothing more, answers every waiting send, rejects further ones, calls `on_fatal`.
 
         The only write is the mark that tells the next start whether to trust the page cache.
         """

@@ -463,7 +463,7 @@ async def test_kv_survives_a_restart_and_falls_back_to_its_backup() -> None:
 async def test_kv_file_that_cannot_be_read_at_all_stops_the_start() -> None:
     harness = Harness()
     harness.disk.write_atomically(KV_PATH, b"[]")
-    with pytest.raises(ConfigError, match="kvConfigPath"):
+    with pytest.raises(ConfigError, match=r"kvConfig\.json: the JSON text is not an object"):
         await harness.start()
 
 

@@ -102,7 +102,7 @@ def decode_object(data: Buffer, bound: TextBound = REQUEST_TEXT) -> dict[str, An
 def require_object(value: Any) -> dict[str, Any]:
     """Returns a parsed value that must be an object. Raises RemoteProtocolError for another one."""
     if not isinstance(value, dict):
-        raise RemoteProtocolError("the body is not a JSON object")
+        raise RemoteProtocolError("the JSON text is not an object")
     return value
 
 
