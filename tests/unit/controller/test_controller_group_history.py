@@ -397,6 +397,26 @@ def test_broker_started_without_the_last_term_is_elected_only_if_no_member_may_h
     assert chosen(heartbeats, waiting) == other_id
 
 
+@pytest.mark.parametrize("is_incomplete", [False, True])
+def test_a_broker_is_a_candidate_as_it_reports_itself(is_incomplete: bool) -> None:
+    """A broker that has restarted keeps the priority of its last heartbeat."""
+    group, heartbeats = recorded(), HeartbeatTable()
+    heard = beat(3, 3, master=1, election_priority=5, is_incomplete=is_incomplete)
+    silent = beat(1, 3, master=1, epoch=None, max_log_offset=None, is_incomplete=is_incomplete)
+    for header in (heard, silent):
+        heartbeats.record(header, object(), 0.0, is_ours=header is heard, floor=None, term=3)
+    default = Candidate(1).priority
+    assert heartbeats.candidates_for(group, 0.5) == (
+        Candidate(1, -1, -1, default, is_incomplete=is_incomplete),
+        Candidate(3, 3, 100, 5, is_ours=True, is_incomplete=is_incomplete),
+    )
+    again = msgspec.structs.replace(started(3, 2, 90), is_incomplete=not is_incomplete)
+    heartbeats.record_start(again, 0.6)
+    assert heartbeats.candidates_for(group, 0.7)[1] == Candidate(
+        3, 2, 90, 5, is_ours=True, is_incomplete=not is_incomplete
+    )
+
+
 def test_a_broker_that_is_heard_over_another_connection_may_have_restarted() -> None:
     group, heartbeats = recorded(floor=(2, 100)), HeartbeatTable()
     heartbeats.record(beat(2, 2, master=1), object(), 0.0, is_ours=True, floor=(2, 100), term=2)
