@@ -93,7 +93,6 @@ class RepairReport:
     changes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     record_count: int = 0
-    log_bytes: int = 0
     queue_count: int = 0
     key_count: int = 0
 
@@ -283,7 +282,6 @@ class _Repair:
             blocks.put(block, 0, len(block))
         new.queues.settle_unverified()
         report.record_count = walk.record_count
-        report.log_bytes = self._done
         assert self._done == sum(file.size for file in self._log.files), self._done
         report.key_count = new.key_count
 
