@@ -474,3 +474,48 @@ async def test_a_history_that_arrives_without_its_connection_is_dropped(tmp_path
     finally:
         for node in pair:
             await node.stop()
+
+
+async def test_a_history_that_arrives_over_the_next_connection_is_dropped(tmp_path: Path) -> None:
+    """The master closed the first connection while the slave waited for its answer."""
+    answers: list[asyncio.Future[None]] = []
+    accepted: list[asyncio.StreamWriter] = []
+    heard = bytearray()
+
+    class Asking(NoHistory):
+        async def ask(self) -> None:
+            answers.append(asyncio.get_running_loop().create_future())
+            await answers[-1]
+
+    class AskingNode(Node):
+        def comparer(self) -> NoHistory:
+            return Asking()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(writer)
+        while data := await reader.read(1_024):
+            heard.extend(data)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    master, slave = Node(tmp_path / "1", 1), AskingNode(tmp_path / "2", 2)
+    host, port = server.sockets[0].getsockname()
+    master.address = f"{host}:{port}"
+    await slave.start()
+    try:
+        await slave.follow(master, 1)
+        await until(lambda: len(answers) == len(accepted) == 1, "the slave asks")
+        accepted[0].close()
+        await until(lambda: len(answers) == len(accepted) == 2, "it asks again")
+        answers[0].set_result(None)
+        answers[1].set_result(None)
+        hello = encode_handshake(Handshake(2, from_last_file=False, is_learner=False))
+        await until(lambda: heard == hello, "it introduces itself")
+        accepted[1].close()
+        await until(lambda: len(answers) == 3, "it asks a third time")
+        assert heard == hello
+    finally:
+        await slave.stop()
+        server.close()
+        for writer in accepted:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in accepted), return_exceptions=True)
