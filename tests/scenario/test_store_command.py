@@ -217,7 +217,11 @@ def test_repair_makes_what_the_broker_wrote(original: Path, root: Path) -> None:
     assert "repaired: " in result.stdout
     assert content(root) == content(original)
     assert "nothing to change" in run("repair", root, *config_of(root)).stdout
-    assert parsed(run("repair", root, *config_of(root), "--json"))["changes"] == []
+    values = parsed(run("repair", root, *config_of(root), "--json"))
+    assert values["changes"] == []
+    counts = {"record_count", "log_bytes", "queue_count", "key_count"}
+    assert values.keys() == {"is_refused", "changes", "warnings", "findings"} | counts
+    assert all(values[name] > 0 for name in counts)
 
 
 def test_repair_refuses_a_damaged_log_until_told(root: Path) -> None:

@@ -86,13 +86,17 @@ class RepairOptions:
 
 @dataclass(slots=True, kw_only=True)
 class RepairReport:
-    """The result of a repair. `is_refused`: the log is damaged in its middle, so nothing was changed."""
+    """The result of a repair. `is_refused`: the log is damaged in its middle, so nothing was changed.
+
+    The names of numbers and lists are keys of `store repair --json`, which are public.
+    """
 
     findings: Findings
     is_refused: bool = False
     changes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     record_count: int = 0
+    log_bytes: int = 0
     queue_count: int = 0
     key_count: int = 0
 
@@ -282,6 +286,7 @@ class _Repair:
             blocks.put(block, 0, len(block))
         new.queues.settle_unverified()
         report.record_count = walk.record_count
+        report.log_bytes = self._done
         assert self._done == sum(file.size for file in self._log.files), self._done
         report.key_count = new.key_count
 
