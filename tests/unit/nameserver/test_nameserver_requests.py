@@ -370,6 +370,22 @@ async def test_cluster_info_member_group_and_lists(harness: Harness) -> None:
         assert decode_topic_list((await harness.call(code)).body) == ()
 
 
+async def test_topics_are_listed_by_their_unit_flags(harness: Harness) -> None:
+    await harness.register()
+    for topic, flags in {"Unit": 1, "Subscribed": 2, "Both": 3}.items():
+        queue = QueueData(
+            broker_name="broker-a",
+            permission=6,
+            read_queue_count=1,
+            topic_sys_flag=flags,
+            write_queue_count=1,
+        )
+        body = encode_topic_route(TopicRoute(queues=(queue,)))
+        assert (await harness.call(217, headers.RegisterTopicRequest(topic=topic), body=body)).code == 0
+    lists = [decode_topic_list((await harness.call(code)).body) for code in (311, 312, 313)]
+    assert lists == [("Unit", "Both"), ("Subscribed", "Both"), ("Subscribed",)]
+
+
 async def test_lists_can_be_switched_off() -> None:
     harness = await Harness().start(all_topic_list_enable=False, topic_list_enable=False)
     cluster = headers.TopicsByClusterRequest(cluster="C")
