@@ -21,8 +21,8 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.message import Message
 from tandemmq.spark.lake.check import check_lake
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR
-from tandemmq.spark.lake.formats import LakeFormat, list_live_files
-from tandemmq.spark.lake.home import find_files
+from tandemmq.spark.lake.formats import list_live_files
+from tandemmq.spark.lake.home import require_lake
 from tandemmq.spark.lake.upsert import NO_KEY
 from tandemmq.spark.pipelines.feed import Feed, NumberedTask, StagedRows
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN
@@ -82,7 +82,8 @@ class Customers:
 
 def read_by_key(spark: Any, kind: str, root: Path) -> dict[str, bytes]:
     """Returns the bodies of a table by key, as Spark reads its files."""
-    paths = [find_files(root).locate(name) for name in sorted(list_live_files(LakeFormat(kind), root))]
+    lake = require_lake(root)
+    paths = [lake.data.locate(name) for name in sorted(list_live_files(lake))]
     rows = [(row["keys"], bytes(row["body"])) for row in spark.read.parquet(*paths).collect()]
     found, checked = dict(rows), check_lake(root)
     assert len(found) == len(rows) == checked.rows

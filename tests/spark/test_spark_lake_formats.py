@@ -11,8 +11,9 @@ from pipeline_recorder import Recorder
 from spark_lakes import count_offsets, follow_topic, forget_last_commit, land
 
 from tandemmq.spark.lake.check import check_lake
-from tandemmq.spark.lake.formats import list_committed, list_live_files
-from tandemmq.spark.lake.home import LakeFormat, find_files
+from tandemmq.spark.lake.formats import list_live_files
+from tandemmq.spark.lake.home import LakeFormat, require_lake
+from tandemmq.spark.lake.summaries import list_committed
 from tandemmq.spark.lake.upkeep import compact_lake
 from tandemmq.spark.pipelines.audit import Audit
 from tandemmq.spark.pipelines.events import SideJudged
@@ -46,7 +47,8 @@ def test_a_replayed_batch_is_in_the_table_once(
 
 def check_rows(spark: Any, cluster: Any, topic: str, kind: LakeFormat, out: Path, sent: list[bytes]) -> None:
     """Checks that Spark, pyarrow and the brokers' offsets count each body once."""
-    paths = [find_files(out).locate(name) for name in sorted(list_live_files(kind, out))]
+    lake = require_lake(out)
+    paths = [lake.data.locate(name) for name in sorted(list_live_files(lake))]
     bodies = [body for path in paths for body in pq.ParquetFile(path).read(["body"])["body"].to_pylist()]
     assert sorted(bodies) == sorted(sent)
     assert count_offsets(cluster.namesrv, topic) == len(sent)
@@ -73,7 +75,8 @@ def check_pipelines(spark: Any, cluster: Any, topic: str, out: Path, sent: list[
 
 def check_damage(spark: Any, cluster: Any, topic: str, kind: LakeFormat, out: Path) -> None:
     """Tests that audit and check both find a row that is doubled and one that is missing."""
-    path = Path(find_files(out).path(min(list_live_files(kind, out))))
+    lake = require_lake(out)
+    path = Path(lake.data.path(min(list_live_files(lake))))
     before = path.read_bytes()
     with pq.ParquetFile(path) as file:
         table = file.read()

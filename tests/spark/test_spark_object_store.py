@@ -21,8 +21,8 @@ from spark_cluster import Cluster
 from spark_lakes import forget_last_commit
 
 from tandemmq.spark.lake.check import check_lake
-from tandemmq.spark.lake.formats import LakeFormat, list_live_files
-from tandemmq.spark.lake.home import find_files
+from tandemmq.spark.lake.formats import list_live_files
+from tandemmq.spark.lake.home import LakeFormat, require_lake
 from tandemmq.spark.lake.upkeep import compact_lake
 from waits import until_blocking
 
@@ -94,11 +94,12 @@ def check_bodies(kind: LakeFormat, out: Path) -> list[bytes]:
     """Returns the sorted bodies in the table's files, after checking that `lake check` counts as many
     rows.
     """
-    files = find_files(out)
-    assert not files.is_local
+    lake = require_lake(out)
+    data = lake.data
+    assert not data.is_local
     bodies = []
-    for name in sorted(list_live_files(kind, out)):
-        with files.system.open_input_file(files.path(name)) as source:
+    for name in sorted(list_live_files(lake)):
+        with data.system.open_input_file(data.path(name)) as source:
             bodies += pq.ParquetFile(source).read(["body"])["body"].to_pylist()
     assert check_lake(out).rows == len(bodies)
     return sorted(bodies)

@@ -14,8 +14,8 @@ from spark_cluster import Cluster
 from test_spark_pipeline_processes import scrape
 
 from tandemmq.spark.lake.check import check_lake
+from tandemmq.spark.lake.rows import read_rows
 from tandemmq.spark.lake.view import view_lake
-from tandemmq.spark.pipelines.lake_job import read_rows
 
 FORMATS = ("parquet", "delta", "iceberg")
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from tandemmq.spark.lake.files import CommitOutcome
-from tandemmq.spark.lake.formats import commit_files, plan_files
-from tandemmq.spark.lake.home import LakeFormat
-from tandemmq.spark.lake.parquet import ParquetStager
+from tandemmq.spark.lake.formats import commit_files
+from tandemmq.spark.lake.home import Lake, LakeFormat
+from tandemmq.spark.lake.parquet import ParquetStager, plan_files
 
 NOW = datetime(2025, 1, 10, 12, tzinfo=UTC)
 _PACKAGES = {LakeFormat.DELTA: "deltalake", LakeFormat.ICEBERG: "pyiceberg"}
@@ -47,10 +47,10 @@ def write_batch(
             }
         )
         partition_by = ("dt",) if kind is LakeFormat.PARQUET else ()
-        options = plan_files(kind, rows.schema.names, partition_by, "zstd")
+        options = plan_files(Lake(root, kind), rows.schema.names, partition_by, "zstd")
         stager = ParquetStager(
             root, batch_id=batch_id, partition_id=task, schema=rows.schema, options=options
         )
         stager.write(rows)
         files += stager.finish()
-    return commit_files(kind, root, batch_id, "q", files)
+    return commit_files(Lake(root, kind), batch_id, "q", files)

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from tandemmq.spark.command import app
 from tandemmq.spark.lake.check import check_lake, find_doubled
+from tandemmq.spark.lake.data_files import DataFiles
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, batch_dir
-from tandemmq.spark.lake.home import DataFiles, LakeFormat, TableHome
+from tandemmq.spark.lake.home import Lake, LakeFormat
 from tandemmq.spark.lake.sink import LakeWriter
 from tandemmq.spark.lake.upkeep import compact_lake
 
@@ -93,7 +94,7 @@ def test_missing_and_doubled_batches_of_a_parquet_lake_are_found(tmp_path: Path)
 @pytest.mark.parametrize("is_merged", [False, True])
 @pytest.mark.parametrize("kind", ALL)
 def test_bad_records_that_are_gone_are_found(kind: LakeFormat, is_merged: bool, tmp_path: Path) -> None:
-    writer = LakeWriter(tmp_path, (), "zstd", bad_column="badReason", home=TableHome(kind))
+    writer = LakeWriter(Lake(tmp_path, kind), (), "zstd", bad_column="badReason")
     for batch, reasons in enumerate((["no JSON", None, None], ["empty", "empty"], [None], [None, "empty"])):
         topics = pa.array(["Orders" for _ in reasons])
         times = pa.array([NOW for _ in reasons], pa.timestamp("us", "UTC"))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,19 +19,12 @@ import pytest
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.check import check_lake
+from tandemmq.spark.lake.data_files import DataFiles
 from tandemmq.spark.lake.files import CommitOutcome, StagedFile, Totals
-from tandemmq.spark.lake.formats import (
-    check_table,
-    commit_files,
-    list_committed,
-    list_live_files,
-    make_home,
-    parse_format,
-    plan_files,
-    read_committed,
-)
-from tandemmq.spark.lake.home import DataFiles, LakeFormat, TableHome, hold_directory, save_home
-from tandemmq.spark.lake.parquet import ParquetStager
+from tandemmq.spark.lake.formats import commit_files, list_live_files
+from tandemmq.spark.lake.home import Lake, LakeFormat, hold_directory, make_lake, parse_format
+from tandemmq.spark.lake.parquet import ParquetStager, plan_files
+from tandemmq.spark.lake.summaries import list_committed, read_committed
 from tandemmq.spark.lake.upkeep import compact_lake
 from tandemmq.spark.lake.view import view_lake
 
@@ -76,7 +70,7 @@ def make_rows(first: int, count: int, *, more: bool = False, parsed: Any = None)
 def stage(
     kind: LakeFormat, root: Path, batch_id: int, rows: Any, task: int = 0, address: str = ""
 ) -> tuple[StagedFile, ...]:
-    options = plan_files(kind, rows.schema.names, (), "zstd", address)
+    options = plan_files(Lake(root, kind, address), rows.schema.names, (), "zstd")
     stager = ParquetStager(root, batch_id=batch_id, partition_id=task, schema=rows.schema, options=options)
     stager.write(rows)
     return stager.finish()
@@ -91,7 +85,7 @@ def read_table(kind: LakeFormat, root: Path) -> Any:
         return DeltaTable(str(root)).to_pyarrow_table()
     from tandemmq.spark.lake.iceberg import open_iceberg
 
-    table = open_iceberg(root)
+    table = open_iceberg(Lake(root, LakeFormat.ICEBERG))
     assert table is not None
     return table.scan().to_arrow()
 
@@ -106,13 +100,13 @@ def test_a_batch_is_there_once_whatever_was_killed(
     kind: LakeFormat, killed_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "lake"
-    commit_files(kind, root, 0, "q", stage(kind, root, 0, make_rows(0, 10)))
+    commit_files(Lake(root, kind), 0, "q", stage(kind, root, 0, make_rows(0, 10)))
     _kill(kind, root, killed_at, stage(kind, root, 1, make_rows(10, 10)))
     # Spark repeats the batch with other files and the same rows.
-    outcome = commit_files(kind, root, 1, "q", stage(kind, root, 1, make_rows(10, 10)))
+    outcome = commit_files(Lake(root, kind), 1, "q", stage(kind, root, 1, make_rows(10, 10)))
     is_there = killed_at == "after commit"
     assert outcome is (CommitOutcome.ALREADY_COMMITTED if is_there else CommitOutcome.COMMITTED)
-    commit_files(kind, root, 2, "q", stage(kind, root, 2, make_rows(20, 5)))
+    commit_files(Lake(root, kind), 2, "q", stage(kind, root, 2, make_rows(20, 5)))
     assert offsets(kind, root) == list(range(25))
     assert list_committed(root) == [0, 1, 2]
     assert read_committed(root, 1).rows == 10
@@ -127,10 +121,10 @@ def _kill(kind: LakeFormat, root: Path, killed_at: str, files: Sequence[StagedFi
         return
     if kind is LakeFormat.PARQUET:
         if killed_at == "after commit":
-            commit_files(kind, root, 1, "q", files)
+            commit_files(Lake(root, kind), 1, "q", files)
         return
     with pytest.raises(Killed):
-        commit_files(kind, root, 1, "q", files, crash)
+        commit_files(Lake(root, kind), 1, "q", files, crash=crash)
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -138,11 +132,11 @@ def test_the_first_batch_may_be_killed_too(kind: LakeFormat, tmp_path: Path) -> 
     for killed_at in ("before commit", "after commit"):
         _kill_first(kind, tmp_path, killed_at)
         files = stage(kind, tmp_path, 0, make_rows(0, 10))
-        commit_files(kind, tmp_path, 0, "q", files)
+        commit_files(Lake(tmp_path, kind), 0, "q", files)
     assert offsets(kind, tmp_path) == list(range(10))
     # The files of the replays are removed, except those of the attempt killed before its commit.
     left = {str(path.relative_to(tmp_path)) for path in (tmp_path / "data").rglob("*.parquet")}
-    assert list_live_files(kind, tmp_path) <= left
+    assert list_live_files(Lake(tmp_path, kind)) <= left
 
 
 def _kill_first(kind: LakeFormat, root: Path, killed_at: str) -> None:
@@ -151,22 +145,22 @@ def _kill_first(kind: LakeFormat, root: Path, killed_at: str) -> None:
             raise Killed(step)
 
     with pytest.raises(Killed):
-        commit_files(kind, root, 0, "q", stage(kind, root, 0, make_rows(0, 10)), crash)
+        commit_files(Lake(root, kind), 0, "q", stage(kind, root, 0, make_rows(0, 10)), crash=crash)
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_commit_that_is_repeated_with_its_own_files_keeps_them(kind: LakeFormat, tmp_path: Path) -> None:
     files = stage(kind, tmp_path, 0, make_rows(0, 10))
-    commit_files(kind, tmp_path, 0, "q", files)
-    assert commit_files(kind, tmp_path, 0, "q", files) is CommitOutcome.ALREADY_COMMITTED
+    commit_files(Lake(tmp_path, kind), 0, "q", files)
+    assert commit_files(Lake(tmp_path, kind), 0, "q", files) is CommitOutcome.ALREADY_COMMITTED
     assert offsets(kind, tmp_path) == list(range(10))
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_new_columns_are_added_and_older_rows_have_nulls(kind: LakeFormat, tmp_path: Path) -> None:
-    commit_files(kind, tmp_path, 0, "q", stage(kind, tmp_path, 0, make_rows(0, 4)))
-    commit_files(kind, tmp_path, 1, "q", stage(kind, tmp_path, 1, make_rows(4, 4, more=True)))
-    commit_files(kind, tmp_path, 2, "q", stage(kind, tmp_path, 2, make_rows(8, 4)))
+    commit_files(Lake(tmp_path, kind), 0, "q", stage(kind, tmp_path, 0, make_rows(0, 4)))
+    commit_files(Lake(tmp_path, kind), 1, "q", stage(kind, tmp_path, 1, make_rows(4, 4, more=True)))
+    commit_files(Lake(tmp_path, kind), 2, "q", stage(kind, tmp_path, 2, make_rows(8, 4)))
     table = read_table(kind, tmp_path)
     assert Counter(table["region"].to_pylist()) == {None: 8, "eu": 4}
 
@@ -175,21 +169,21 @@ def test_new_columns_are_added_and_older_rows_have_nulls(kind: LakeFormat, tmp_p
 def test_a_struct_grows_by_fields_and_never_changes_them(kind: LakeFormat, tmp_path: Path) -> None:
     for batch, names in enumerate(((), ("a",), ("a", "b"))):
         rows = make_rows(4 * batch, 4, parsed=names)
-        commit_files(kind, tmp_path, batch, "q", stage(kind, tmp_path, batch, rows))
+        commit_files(Lake(tmp_path, kind), batch, "q", stage(kind, tmp_path, batch, rows))
     table = read_table(kind, tmp_path)
     assert [field.name for field in table["json"].type] == ["n", "a", "b"]
     assert sorted(row["n"] for row in table["json"].to_pylist()) == list(range(12))
     if kind is LakeFormat.DELTA:
         rows = make_rows(12, 4, parsed=("b",))
         with pytest.raises(ConfigError, match="column json is"):
-            commit_files(kind, tmp_path, 3, "q", stage(kind, tmp_path, 3, rows))
+            commit_files(Lake(tmp_path, kind), 3, "q", stage(kind, tmp_path, 3, rows))
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_look_at_a_table_finds_its_files_by_batch(kind: LakeFormat, tmp_path: Path) -> None:
     for batch in (0, 1):
         files = stage(kind, tmp_path, batch, make_rows(12 * batch, 12))
-        commit_files(kind, tmp_path, batch, "q", files)
+        commit_files(Lake(tmp_path, kind), batch, "q", files)
     stage(kind, tmp_path, 2, make_rows(24, 12))
     view = view_lake(tmp_path)
     assert [(piece.name, len(piece.places)) for piece in view.pieces] == [("0", 6), ("1", 6)]
@@ -208,7 +202,7 @@ def test_a_look_at_a_table_finds_its_files_by_batch(kind: LakeFormat, tmp_path: 
 def test_files_are_by_topic_and_day_with_statistics(kind: LakeFormat, tmp_path: Path) -> None:
     files = stage(kind, tmp_path, 0, make_rows(0, 12))
     assert len(files) == 6
-    commit_files(kind, tmp_path, 0, "q", files)
+    commit_files(Lake(tmp_path, kind), 0, "q", files)
     table = read_table(kind, tmp_path)
     assert set(table["topic"].to_pylist()) == set(TOPICS)
     if kind is LakeFormat.DELTA:
@@ -223,7 +217,7 @@ def test_files_are_by_topic_and_day_with_statistics(kind: LakeFormat, tmp_path: 
     else:
         from tandemmq.spark.lake.iceberg import open_iceberg
 
-        iceberg = open_iceberg(tmp_path)
+        iceberg = open_iceberg(Lake(tmp_path, LakeFormat.ICEBERG))
         assert iceberg is not None
         wanted = "topic = 'Orders' and storeTimestamp < '2025-01-02T00:00:00+00:00'"
         assert len(list(iceberg.scan(row_filter=wanted).plan_files())) == 1
@@ -231,17 +225,17 @@ def test_files_are_by_topic_and_day_with_statistics(kind: LakeFormat, tmp_path: 
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_directory_has_one_owner_and_one_kind(kind: LakeFormat, tmp_path: Path) -> None:
-    commit_files(kind, tmp_path, 0, "q", stage(kind, tmp_path, 0, make_rows(0, 4)))
+    commit_files(Lake(tmp_path, kind), 0, "q", stage(kind, tmp_path, 0, make_rows(0, 4)))
     with pytest.raises(ConfigError, match="written by query q"):
-        commit_files(kind, tmp_path, 0, "p", stage(kind, tmp_path, 0, make_rows(0, 4)))
+        commit_files(Lake(tmp_path, kind), 0, "p", stage(kind, tmp_path, 0, make_rows(0, 4)))
     other = next(other for other in LakeFormat if other is not kind)
     with pytest.raises(ConfigError, match=f"is a {kind.value} lake"):
-        commit_files(other, tmp_path, 1, "q", ())
+        commit_files(Lake(tmp_path, other), 1, "q", ())
     assert read_committed(tmp_path, 7) == Totals(rows=0, size_bytes=0)
 
 
 def test_a_kind_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandemmq.spark.lake.formats.find_spec", lambda _name: None)
+    monkeypatch.setattr("tandemmq.spark.lake.home.find_spec", lambda _name: None)
     assert parse_format("Parquet") is LakeFormat.PARQUET
     with pytest.raises(ConfigError, match=r"pip install .* '\.\[spark,delta\]'"):
         parse_format("delta")
@@ -264,31 +258,29 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     catalog.engine.dispose()
 
 
-def land(root: Path, home: TableHome, batch_id: int, rows: Any, query: str = "q") -> CommitOutcome:
+def land(lake: Lake, batch_id: int, rows: Any, query: str = "q") -> CommitOutcome:
     """Writes and commits one batch, like the sink."""
-    kind = LakeFormat(home.kind)
-    files = stage(kind, root, batch_id, rows, address=home.address)
-    check_table(root, home)
-    save_home(root, home)
-    return commit_files(kind, root, batch_id, query, files)
+    files = stage(lake.kind, lake.root, batch_id, rows, address=lake.address)
+    return commit_files(lake, batch_id, query, files)
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_table_may_lie_at_an_address(kind: LakeFormat, tmp_path: Path) -> None:
-    root, home = tmp_path / "lake", make_home(kind.value, f"file://{tmp_path}/store/orders/", "", "")
+    root, place = tmp_path / "lake", f"file://{tmp_path}/store/orders/"
+    lake = make_lake(root, kind.value, place, "", "")
     for batch_id in (0, 1):
         rows = make_rows(10 * batch_id, 10)
-        assert land(root, home, batch_id, rows) is CommitOutcome.COMMITTED
-        assert land(root, home, batch_id, rows) is CommitOutcome.ALREADY_COMMITTED
+        assert land(lake, batch_id, rows) is CommitOutcome.COMMITTED
+        assert land(lake, batch_id, rows) is CommitOutcome.ALREADY_COMMITTED
     check_place(kind, root, tmp_path / "store" / "orders", range(20))
     assert [piece.name for piece in view_lake(root).pieces] == ["0", "1"]
     before, after = compact_lake(root)
     assert after < before
     check_place(kind, root, tmp_path / "store" / "orders", range(20))
     with pytest.raises(ConfigError, match=r"is at file:///.*/orders, not at the directory"):
-        land(root, TableHome(kind), 2, make_rows(20, 1))
+        land(Lake(root, kind), 2, make_rows(20, 1))
     with pytest.raises(ConfigError, match=r"was written by another landing .* is new"):
-        land(tmp_path / "new", home, 0, make_rows(0, 10), "another")
+        land(replace(lake, root=tmp_path / "new"), 0, make_rows(0, 10), "another")
 
 
 def check_place(kind: LakeFormat, root: Path, place: Path, wanted: range) -> None:
@@ -308,22 +300,22 @@ def test_an_iceberg_table_may_belong_to_a_catalog(shop: Any, tmp_path: Path) -> 
     with pytest.raises(
         ConfigError, match=r"catalog shop has no table eu.orders; set the address of its files with --data"
     ):
-        make_home("iceberg", "", "shop", "eu.orders")
-    home = make_home("iceberg", place, "shop", "eu.orders")
-    assert land(root, home, 0, make_rows(0, 10)) is CommitOutcome.COMMITTED
+        make_lake(root, "iceberg", "", "shop", "eu.orders")
+    lake = make_lake(root, "iceberg", place, "shop", "eu.orders")
+    assert land(lake, 0, make_rows(0, 10)) is CommitOutcome.COMMITTED
     # The catalog now supplies the location.
-    assert make_home("iceberg", "", "shop", "eu.orders") == home
-    assert land(root, home, 1, make_rows(10, 5)) is CommitOutcome.COMMITTED
-    assert land(root, home, 1, make_rows(10, 5)) is CommitOutcome.ALREADY_COMMITTED
+    assert make_lake(root, "iceberg", "", "shop", "eu.orders") == lake
+    assert land(lake, 1, make_rows(10, 5)) is CommitOutcome.COMMITTED
+    assert land(lake, 1, make_rows(10, 5)) is CommitOutcome.ALREADY_COMMITTED
     others = shop.load_table("eu.orders").scan().to_arrow()
     assert sorted(others["queueOffset"].to_pylist()) == list(range(15))
     check_place(LakeFormat.ICEBERG, root, tmp_path / "warehouse" / "orders", range(15))
     with pytest.raises(ConfigError, match=r"eu.orders was written by another landing \(q\)"):
-        land(tmp_path / "new", home, 0, make_rows(0, 10), "another")
+        land(replace(lake, root=tmp_path / "new"), 0, make_rows(0, 10), "another")
     with pytest.raises(ConfigError, match=r"is at file:///.*/orders, not at file:///elsewhere"):
-        make_home("iceberg", "file:///elsewhere", "shop", "eu.orders")
+        make_lake(root, "iceberg", "file:///elsewhere", "shop", "eu.orders")
     with pytest.raises(ConfigError, match=r"catalog nowhere: .*PYICEBERG_CATALOG__NOWHERE__URI"):
-        make_home("iceberg", place, "nowhere", "eu.orders")
+        make_lake(root, "iceberg", place, "nowhere", "eu.orders")
 
 
 def test_tasks_write_to_a_store_without_directories(tmp_path: Path) -> None:
@@ -356,7 +348,7 @@ def test_tasks_write_to_a_store_without_directories(tmp_path: Path) -> None:
 )
 def test_a_home_that_cannot_be_is_refused(settings: tuple[str, str, str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        make_home(*settings)
+        make_lake(Path(), *settings)
 
 
 @pytest.mark.parametrize("work", [view_lake, check_lake, compact_lake])
@@ -379,11 +371,11 @@ import sys
 from pathlib import Path
 from test_spark_lake_tables import make_rows, stage
 from tandemmq.spark.lake.formats import commit_files
-from tandemmq.spark.lake.home import LakeFormat
+from tandemmq.spark.lake.home import Lake, LakeFormat
 
 kind, root, done = LakeFormat(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
 for batch in range(int(done.read_text()), 12):
-    commit_files(kind, root, batch, "q", stage(kind, root, batch, make_rows(batch * 10, 10)))
+    commit_files(Lake(root, kind), batch, "q", stage(kind, root, batch, make_rows(batch * 10, 10)))
     print(batch, flush=True)
     done.write_text(str(batch + 1))
 """

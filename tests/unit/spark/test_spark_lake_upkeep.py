@@ -17,7 +17,7 @@ from tandemmq.spark.lake import merge
 from tandemmq.spark.lake.check import check_lake
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CommitOutcome, batch_dir, list_batches
 from tandemmq.spark.lake.formats import list_live_files
-from tandemmq.spark.lake.home import LakeFormat, hold_directory
+from tandemmq.spark.lake.home import Lake, LakeFormat, hold_directory
 from tandemmq.spark.lake.merge import merge_batches
 from tandemmq.spark.lake.upkeep import compact_lake, expire_lake
 from tandemmq.spark.lake.view import view_lake
@@ -37,7 +37,7 @@ def offsets(kind: LakeFormat, root: Path) -> list[int]:
     else:
         from tandemmq.spark.lake.iceberg import require_iceberg
 
-        table = require_iceberg(root).scan().to_arrow()
+        table = require_iceberg(Lake(root, LakeFormat.ICEBERG)).scan().to_arrow()
     return sorted(table["queueOffset"].to_pylist())
 
 
@@ -163,7 +163,7 @@ def _lock_from_another_process(root: Path) -> str:
 @pytest.mark.parametrize("kind", ALL[1:])
 def test_files_of_killed_tasks_are_counted(kind: LakeFormat, tmp_path: Path) -> None:
     write_batch(kind, tmp_path, 0)
-    live = sorted(list_live_files(kind, tmp_path))[0]
+    live = sorted(list_live_files(Lake(tmp_path, kind)))[0]
     orphan = (tmp_path / live).with_name("00000001-00000-orphan.parquet")
     orphan.write_bytes((tmp_path / live).read_bytes())
     assert check_lake(tmp_path).orphans == 1

@@ -22,13 +22,13 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.columns import render_ddl
 from tandemmq.spark.command import app
 from tandemmq.spark.lake.files import Totals, claim_lake
-from tandemmq.spark.lake.home import hold_directory
+from tandemmq.spark.lake.home import check_writer, hold_directory
+from tandemmq.spark.lake.summaries import LakeMeter
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.audit import run_audit
 from tandemmq.spark.pipelines.events import JsonReporter
 from tandemmq.spark.pipelines.feed import Feed
 from tandemmq.spark.pipelines.history import run_history
-from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint
 from tandemmq.spark.pipelines.landing import plan_landing, run_landing
 from tandemmq.spark.pipelines.options import AuditOptions, HistoryOptions, LandingOptions
 from tandemmq.spark.session import hush_pandas, share_python_path
@@ -40,8 +40,7 @@ def _options(out: Path, **settings: object) -> LandingOptions:
 
 
 def _check(options: LandingOptions) -> None:
-    plan_landing(options)
-    check_checkpoint(options.out, options.checkpoint_dir)
+    check_writer(plan_landing(options).lake, options.checkpoint_dir)
 
 
 def _write_checkpoint(path: Path, query: str) -> None:

@@ -13,10 +13,10 @@ from spark_fakes import FakeNet, FakeQueue
 
 from tandemmq.errors import ConfigError, NoRoute, OffsetOutOfRange
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, SUMMARY_FILE, batch_dir
-from tandemmq.spark.lake.formats import record_summary
-from tandemmq.spark.lake.home import LakeFormat
+from tandemmq.spark.lake.home import Lake, LakeFormat
 from tandemmq.spark.lake.parquet import ParquetOptions, ParquetStager
 from tandemmq.spark.lake.sink import LakeWriter, TaskFiles
+from tandemmq.spark.lake.summaries import record_summary
 from tandemmq.spark.lake.view import LakeView, view_lake
 from tandemmq.spark.offsets import Mark, QueueKey, StreamOffset, encode_offset
 from tandemmq.spark.options import parse_options
@@ -91,7 +91,7 @@ def test_a_batch_of_bad_records_alone_is_a_batch_of_the_lake(tmp_path: Path) -> 
         stager = ParquetStager(bad, batch_id=batch, partition_id=0, schema=rows.schema, options=options)
         stager.write(rows)
         task = TaskFiles(query_id="q", files=(), bad_files=stager.finish())
-        writer = LakeWriter(tmp_path, partition_by=(), compression="zstd", bad_column="badReason")
+        writer = LakeWriter(Lake(tmp_path, LakeFormat.PARQUET), (), "zstd", bad_column="badReason")
         writer.commit([task], batch)
         _write(tmp_path, batch, 10 * (batch + 1))
     seam = find_seam(tmp_path)
@@ -111,7 +111,7 @@ def test_a_topic_made_anew_is_not_taken_for_what_follows_the_lake(net: FakeNet, 
     first, second = (QueueKey("T", "b", number) for number in (0, 1))
     mark = Mark(queue_offset=49, log_offset=4900, stored_at_ms=2_049)
     landed = StreamOffset(positions={first: 50, second: 10}, marks={first: mark})
-    seam = Seam(view=LakeView(root=tmp_path, kind=LakeFormat.PARQUET), end=landed)
+    seam = Seam(view=LakeView(lake=Lake(tmp_path, LakeFormat.PARQUET)), end=landed)
     assert _bound(seam) == ({0: 50, 1: 10}, {0: 60, 1: 10})
     queue.end, queue.time_of = 80, lambda offset: 500_000 + offset
     with pytest.raises(OffsetOutOfRange, match=r"at queue offset 50, .* not the one that was read"):
@@ -127,7 +127,7 @@ def test_the_brokers_part_is_filtered_as_the_landing_was(net: FakeNet, tmp_path:
     net.add_master(T_0=FakeQueue(0, 60))
     tags = parse_options({"nameserver": "ns:1", "topic": "T", "tags": "a"}, is_streaming=False)
     end = StreamOffset(positions={QueueKey("T", "b", 0): 50}, filter_hash=tags.filter_hash)
-    seam = Seam(view=LakeView(root=tmp_path, kind=LakeFormat.PARQUET), end=end)
+    seam = Seam(view=LakeView(lake=Lake(tmp_path, LakeFormat.PARQUET)), end=end)
     assert _bound(seam, tags="a") == ({0: 50}, {0: 60})
     for other in ({}, {"tags": "b"}, {"filter": "n > 1"}):
         with pytest.raises(ConfigError, match="differs from the landing's"):

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from tandemmq.spark.columns import PLACE
 from tandemmq.spark.documents import read_document
+from tandemmq.spark.lake.data_files import DataFiles
 from tandemmq.spark.lake.files import (
     AFTER,
     BAD_RECORDS_DIR,
@@ -38,11 +39,12 @@ from tandemmq.spark.lake.files import (
     read_owner,
     read_summary,
 )
-from tandemmq.spark.lake.formats import find_table, list_committed, read_bad_rows
-from tandemmq.spark.lake.home import DataFiles, LakeFormat, find_files
+from tandemmq.spark.lake.formats import find_table
+from tandemmq.spark.lake.home import LakeFormat, require_lake
 from tandemmq.spark.lake.merge import EXPIRED_MARK, data_files
 from tandemmq.spark.lake.parquet import TIME_COLUMN
-from tandemmq.spark.lake.upkeep import find_orphans, require_kind
+from tandemmq.spark.lake.summaries import list_committed, read_bad_rows
+from tandemmq.spark.lake.upkeep import find_orphans
 from tandemmq.spark.lake.view import read_range
 from tandemmq.units import MIB
 
@@ -69,11 +71,11 @@ class LakeState:
 
 def check_lake(root: Path) -> LakeState:
     """Compares all files with what was committed, and with each other."""
-    kind = require_kind(root)
+    lake = require_lake(root)
     faults: list[str] = []
-    data, bad_root = find_files(root), root / BAD_RECORDS_DIR
-    bad_data = DataFiles(str(bad_root.absolute()))
-    committed = None if kind is LakeFormat.PARQUET else find_table(kind).list_table_files(root)
+    bad_root = lake.bad_records.root
+    data, bad_data = lake.data, lake.bad_records.data
+    committed = None if lake.kind is LakeFormat.PARQUET else find_table(lake.kind).list_table_files(lake)
     names = _batch_files(root) if committed is None else sorted({file.name for file in committed})
     found = _measure(data, names, faults)
     bad = _measure(bad_data, _batch_files(bad_root), faults)
@@ -86,13 +88,13 @@ def check_lake(root: Path) -> LakeState:
     except (OSError, ValueError) as error:
         faults.append(f"a file cannot be read: {error}")
     return LakeState(
-        kind=kind,
+        kind=lake.kind,
         owner=read_owner(root),
         rows=sum(file.rows for file in found.values()),
         files=len(names),
         size_bytes=sum(file.size_bytes for file in found.values()),
         small_files=sum(file.size_bytes < SMALL_BYTES for file in found.values()),
-        orphans=len(find_orphans(kind, root, data)),
+        orphans=len(find_orphans(lake)),
         faults=tuple(faults),
     )
 

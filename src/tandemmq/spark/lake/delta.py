@@ -22,8 +22,9 @@ from deltalake.schema import ArrayType, StructType
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import CommitOutcome, CommittedFile, StagedFile
-from tandemmq.spark.lake.home import DataFiles, Partitions, find_files
+from tandemmq.spark.lake.data_files import DataFiles
+from tandemmq.spark.lake.files import CommitOutcome, CommittedFile, Partitions, StagedFile
+from tandemmq.spark.lake.home import Lake
 from tandemmq.spark.lake.parquet import NULL_PARTITION
 from tandemmq.spark.lake.upsert import DELETED
 
@@ -77,18 +78,18 @@ def _render(value: Any) -> Any:
 _PARTITION_TYPES = {"dt": pa.date32()}
 
 
-def commit_table(root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
+def commit_table(lake: Lake, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
     """Appends the files as one transaction, unless the query's batch is in the log.
 
     Raises:  ConfigError for columns that are incompatible with the table's.
     """
-    data = find_files(root)
+    data = lake.data
     partitions = [_partition_values(file) for file in files]
     names = list(partitions[0])
     schema = _table_schema(data, files[0], names)
     properties = _mark(batch_id, query_id)
     added = [_add(data, file, values) for file, values in zip(files, partitions, strict=True)]
-    table = open_delta(root)
+    table = open_delta(lake)
     if table is None:
         create_table_with_add_actions(
             data.place, Schema.from_arrow(schema), added, partition_by=names, commit_properties=properties
@@ -99,19 +100,19 @@ def commit_table(root: Path, batch_id: int, query_id: str, files: Sequence[Stage
         return CommitOutcome.ALREADY_COMMITTED
     if list(table.metadata().partition_columns) != names:
         raise ConfigError(
-            f"{root} is partitioned by {table.metadata().partition_columns}, this batch by {names}"
+            f"{lake.root} is partitioned by {table.metadata().partition_columns}, this batch by {names}"
         )
     _add_columns(table, schema)
     table.create_write_transaction([*added], "append", table.schema(), names, commit_properties=properties)
     return CommitOutcome.COMMITTED
 
 
-def upsert_table(root: Path, batch_id: int, query_id: str, changes: pa.Table, key: str) -> CommitOutcome:
+def upsert_table(lake: Lake, batch_id: int, query_id: str, changes: pa.Table, key: str) -> CommitOutcome:
     """Updates, inserts and deletes rows by key as one transaction, unless the query's batch is in the log."""
-    table = open_delta(root)
+    table = open_delta(lake)
     schema = changes.schema.remove(changes.schema.get_field_index(DELETED))
     if table is None:
-        table = DeltaTable.create(find_files(root).place, Schema.from_arrow(schema))
+        table = DeltaTable.create(lake.data.place, Schema.from_arrow(schema))
     known = table.transaction_version(query_id)
     if known is not None and known >= batch_id:
         return CommitOutcome.ALREADY_COMMITTED
@@ -138,23 +139,23 @@ def _mark(batch_id: int, query_id: str) -> CommitProperties:
     )
 
 
-def open_delta(root: Path) -> DeltaTable | None:
+def open_delta(lake: Lake) -> DeltaTable | None:
     """Returns the table; None if there is none yet."""
     try:
-        return DeltaTable(find_files(root).place)
+        return DeltaTable(lake.data.place)
     except TableNotFoundError:
         return None
 
 
-def read_table_state(root: Path, query_id: str) -> tuple[int | None, Partitions, list[str]]:
+def read_table_state(lake: Lake, query_id: str) -> tuple[int | None, Partitions, list[str]]:
     """Returns, for one version of the table, the query's last batch, the partition values by file, and the
     file names.
 
     Raises:  ConfigError for a table with deleted rows inside its files.
     """
-    table = require_delta(root)
+    table = require_delta(lake)
     if "deletionVectors" in (table.protocol().reader_features or ()):
-        raise ConfigError(f"{root} has data files with deleted rows (deletion vectors): unsupported")
+        raise ConfigError(f"{lake.root} has data files with deleted rows (deletion vectors): unsupported")
     partitions: Partitions = {}
     paths = []
     names = table.metadata().partition_columns
@@ -167,12 +168,12 @@ def read_table_state(root: Path, query_id: str) -> tuple[int | None, Partitions,
     return table.transaction_version(query_id), partitions, paths
 
 
-def list_table_files(root: Path) -> list[CommittedFile]:
+def list_table_files(lake: Lake) -> list[CommittedFile]:
     """Returns the files in the current version of the table."""
-    table = open_delta(root)
+    table = open_delta(lake)
     if table is None:
         return []
-    data = find_files(root)
+    data = lake.data
     files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     return [
         CommittedFile(data.name_of(unquote(file["path"])), file.get("num_records"), file["size_bytes"])
@@ -233,26 +234,26 @@ def _add(data: DataFiles, file: StagedFile, partition: dict[str, str | None]) ->
     )
 
 
-def require_delta(root: Path) -> DeltaTable:
+def require_delta(lake: Lake) -> DeltaTable:
     """Returns the table; raises ConfigError if there is none."""
-    table = open_delta(root)
+    table = open_delta(lake)
     if table is None:
-        raise ConfigError(f"{root} has no Delta table")
+        raise ConfigError(f"{lake.root} has no Delta table")
     return table
 
 
-def expire_table(root: Path, before: datetime) -> None:
+def expire_table(lake: Lake, before: datetime) -> None:
     """Deletes the days before `before`, and files that no version of the last week needs.
 
     Raises:  ConfigError for a table that is not partitioned by day.
     """
-    table = require_delta(root)
+    table = require_delta(lake)
     if "dt" not in table.metadata().partition_columns:
-        raise ConfigError(f"{root} is not partitioned by dt: nothing can expire by days")
+        raise ConfigError(f"{lake.root} is not partitioned by dt: nothing can expire by days")
     table.delete(f"dt < '{before:%Y-%m-%d}'")
     table.vacuum(dry_run=False, full=True)
 
 
-def compact_table(root: Path, target_bytes: int) -> None:
+def compact_table(lake: Lake, target_bytes: int) -> None:
     """Merges small files into ones of about `target_bytes`."""
-    require_delta(root).optimize.compact(target_size=target_bytes)
+    require_delta(lake).optimize.compact(target_size=target_bytes)

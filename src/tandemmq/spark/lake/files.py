@@ -93,6 +93,10 @@ class CommittedFile:
     size_bytes: int
 
 
+Partitions = dict[str, dict[str, str | None]]
+"""The values of columns that the files of a table lack, by the name of the file."""
+
+
 def batch_dir(root: Path, batch_id: int) -> Path:
     """Returns the directory of a committed batch."""
     return root / f"batch={batch_id:08d}"

@@ -11,51 +11,24 @@ names them. Files of killed tasks stay there until they are removed as orphans.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tandemmq.errors import ConfigError, install_hint
-from tandemmq.spark.documents import read_document, write_document
 from tandemmq.spark.lake.files import (
-    BAD,
-    BAD_RECORDS_DIR,
-    CONTROL_DIR,
-    SUMMARY_FILE,
     CommitOutcome,
     CommittedFile,
     Crash,
+    Partitions,
     StagedFile,
-    Totals,
-    batch_dir,
     claim_lake,
     commit_batch,
-    list_batches,
     no_crash,
-    read_summary,
-    summarize,
 )
-from tandemmq.spark.lake.home import (
-    DATA_DIR,
-    LakeFormat,
-    Partitions,
-    TableHome,
-    find_files,
-    find_home,
-)
+from tandemmq.spark.lake.home import Lake, LakeFormat, check_table
+from tandemmq.spark.lake.summaries import record_summary
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from tandemmq.spark.lake.parquet import ParquetOptions
-
-SUMMARIES_DIR = "batches"
-TABLE_PARTITIONS = ("topic", "dt")
-"""The default partition columns of tables, as far as the data has them."""
-
-_PACKAGES = {LakeFormat.DELTA: "deltalake", LakeFormat.ICEBERG: "pyiceberg"}
 
 
 class LakeTable(Protocol):
@@ -66,15 +39,15 @@ class LakeTable(Protocol):
     """
 
     def commit_table(
-        self, root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]
+        self, lake: Lake, batch_id: int, query_id: str, files: Sequence[StagedFile]
     ) -> CommitOutcome: ...
     def upsert_table(
-        self, root: Path, batch_id: int, query_id: str, changes: pa.Table, key: str
+        self, lake: Lake, batch_id: int, query_id: str, changes: pa.Table, key: str
     ) -> CommitOutcome: ...
-    def list_table_files(self, root: Path) -> list[CommittedFile]: ...
-    def read_table_state(self, root: Path, query_id: str) -> tuple[int | None, Partitions, list[str]]: ...
-    def compact_table(self, root: Path, target_bytes: int) -> None: ...
-    def expire_table(self, root: Path, before: datetime) -> None: ...
+    def list_table_files(self, lake: Lake) -> list[CommittedFile]: ...
+    def read_table_state(self, lake: Lake, query_id: str) -> tuple[int | None, Partitions, list[str]]: ...
+    def compact_table(self, lake: Lake, target_bytes: int) -> None: ...
+    def expire_table(self, lake: Lake, before: datetime) -> None: ...
 
 
 def find_table(kind: LakeFormat) -> LakeTable:
@@ -88,183 +61,66 @@ def find_table(kind: LakeFormat) -> LakeTable:
     return iceberg
 
 
-def parse_format(text: str) -> LakeFormat:
-    """Returns the kind; raises ConfigError for an unknown one, or one whose package is not installed."""
-    try:
-        kind = LakeFormat(text.lower())
-    except ValueError:
-        raise ConfigError(f"format: expected one of {', '.join(LakeFormat)}, got {text!r}") from None
-    package = _PACKAGES.get(kind)
-    if package and find_spec(package) is None:
-        raise ConfigError(f"format {kind} needs {package}: {install_hint('spark', kind)}")
-    return kind
-
-
-def make_home(kind: str, data: str, catalog: str, table: str) -> TableHome:
-    """Returns the kind and location of the table: at `data`, or as the catalog says.
-
-    Raises:  ConfigError for an impossible combination, and as `parse_format`.
-    """
-    home = TableHome(kind=parse_format(kind), address=data, catalog=catalog, table=table)
-    if not catalog:
-        return home
-    from tandemmq.spark.lake.iceberg import find_location
-
-    location = find_location(catalog, table)
-    if location is None and not home.address:
-        raise ConfigError(f"catalog {catalog} has no table {table}; set the address of its files with --data")
-    address = home.address if location is None else location.rstrip("/")
-    if home.address and address != home.address:
-        raise ConfigError(f"{table} of the catalog {catalog} is at {address}, not at {home.address}")
-    return replace(home, address=address)
-
-
-def plan_files(
-    kind: LakeFormat,
-    names: Sequence[str],
-    partition_by: Sequence[str],
-    compression: str,
-    address: str = "",
-) -> ParquetOptions:
-    """Returns the options with which tasks write files with these columns.
-
-    Raises:  ConfigError if they cannot be partitioned or compressed that way.
-    """
-    from tandemmq.spark.lake.parquet import TIME_COLUMN, ParquetOptions, check_partition_columns
-
-    columns, is_table = tuple(partition_by), kind is not LakeFormat.PARQUET
-    if is_table and not columns:
-        there = {*names, *(("dt",) if TIME_COLUMN in names else ())}
-        columns = tuple(name for name in TABLE_PARTITIONS if name in there)
-    if kind is LakeFormat.ICEBERG and not set(columns) <= set(TABLE_PARTITIONS):
-        raise ConfigError(f"iceberg tables are partitioned by {' and '.join(TABLE_PARTITIONS)} only")
-    check_partition_columns(names, columns)
-    return ParquetOptions(
-        partition_by=columns,
-        compression=compression,
-        data_dir=DATA_DIR if is_table else "",
-        address=address,
-        keeps_partition_columns=kind is LakeFormat.ICEBERG,
-    )
-
-
 def commit_files(
-    kind: LakeFormat,
-    root: Path,
+    lake: Lake,
     batch_id: int,
     query_id: str,
     files: Sequence[StagedFile],
-    crash: Crash = no_crash,
+    bad_files: Sequence[StagedFile] = (),
+    *,
     key: str = "",
-    bad_rows: int = 0,
+    crash: Crash = no_crash,
 ) -> CommitOutcome:
     """Makes all files of a batch visible at once, unless the batch is visible already. With `key`, their rows
-    replace those of the same key in a table. `bad_rows`: the number of the batch's bad records.
+    replace those of the same key in a table. `bad_files`: of the batch's bad records.
 
-    Raises:  ConfigError if the lake belongs to another query, has another key, or is of another kind.
+    Raises:  ConfigError if the lake belongs to another query, has another key, or has another table.
     """
-    _check_same(root, find_home(root), kind)
-    if kind is LakeFormat.PARQUET:
-        return commit_batch(root, batch_id, query_id, files, bad_rows)
-    claim_lake(root, query_id, key)
-    if not files:
-        return CommitOutcome.EMPTY
-    data = find_files(root)
+    check_table(lake)
+    lake.save()
+    # The lake is committed last: if it has the batch, the batch is complete, and a replay changes neither
+    # lake.
+    if bad_files:
+        commit_batch(lake.bad_records.root, batch_id, query_id, bad_files)
+    bad_rows = sum(file.rows for file in bad_files)
+    if lake.kind is LakeFormat.PARQUET:
+        outcome = commit_batch(lake.root, batch_id, query_id, files, bad_rows)
+    else:
+        claim_lake(lake.root, query_id, key)
+        outcome = _commit_rows(lake, batch_id, query_id, files, key, crash) if files else CommitOutcome.EMPTY
+    has_directory = lake.kind is LakeFormat.PARQUET and bool(files)
+    if (files or bad_files) and not has_directory:
+        # The lake has no other record that the batch is complete.
+        record_summary(lake.root, batch_id, files, bad_rows)
+    return outcome
+
+
+def _commit_rows(
+    lake: Lake, batch_id: int, query_id: str, files: Sequence[StagedFile], key: str, crash: Crash
+) -> CommitOutcome:
+    """Commits the files to the log of the lake's table."""
+    data = lake.data
     if not key:
         for file in files:
             data.sync_parents(file.staged)
     crash("before commit")
-    table = find_table(kind)
+    table = find_table(lake.kind)
     if key:
         from tandemmq.spark.lake.upsert import read_changes
 
-        outcome = table.upsert_table(root, batch_id, query_id, read_changes(data, files, key), key)
+        outcome = table.upsert_table(lake, batch_id, query_id, read_changes(data, files, key), key)
     else:
-        outcome = table.commit_table(root, batch_id, query_id, files)
+        outcome = table.commit_table(lake, batch_id, query_id, files)
     crash("after commit")
     if key or outcome is CommitOutcome.ALREADY_COMMITTED:
         # Attempts have separate file names, but a file that the table may need is never removed.
-        live = list_live_files(kind, root)
+        live = list_live_files(lake)
         for file in files:
             if file.staged not in live:
                 data.delete(file.staged)
-    record_summary(root, batch_id, files, bad_rows)
     return outcome
 
 
-def list_live_files(kind: LakeFormat, root: Path) -> set[str]:
-    """Returns the files under `data/` in the current version of a table, by their names below its home."""
-    return {file.name for file in find_table(kind).list_table_files(root)}
-
-
-def _check_same(root: Path, known: TableHome | None, kind: LakeFormat) -> None:
-    """Raises ConfigError if a lake of another kind was found in the directory."""
-    if known is not None and known.kind is not kind:
-        raise ConfigError(f"{root} is a {known.kind} lake, not {kind}: give its format, or another directory")
-
-
-def check_table(root: Path, home: TableHome) -> None:
-    """Rejects a table that another lake has written, because its rows would silently be doubled.
-
-    Raises:  ConfigError for such a table, and for a lake of another kind or whose table is elsewhere.
-    """
-    known = find_home(root)
-    _check_same(root, known, home.kind)
-    if known is not None and known != home:
-        place = f"at {known.address or known.table}" if known.is_elsewhere else "in that directory"
-        raise ConfigError(
-            f"the table of {root} is {place}, not at {home.address or home.table or 'the directory'}: give"
-            " the same --data, --catalog and --table as before, or another directory"
-        )
-    if not home.is_elsewhere or known is not None:
-        return
-    if home.catalog:
-        from tandemmq.spark.lake.iceberg import find_writers
-
-        writers = find_writers(home.catalog, home.table)
-    else:
-        writers = [name for name in ("_delta_log", "metadata") if home.files(root).has(name)]
-    if writers:
-        raise ConfigError(
-            f"{home.table or home.address} was written by another landing ({', '.join(writers)}), and {root}"
-            " is new: give the directory of that landing, or another table"
-        )
-
-
-def list_committed(root: Path) -> list[int]:
-    """Returns the numbers of the committed batches that had rows, ascending; for a table, those that its
-    writer recorded.
-    """
-    found = set(list_batches(root))
-    directory = root / CONTROL_DIR / SUMMARIES_DIR
-    if directory.is_dir():
-        found.update(int(entry.stem) for entry in directory.glob("*.json"))
-    return sorted(found)
-
-
-def is_begun(root: Path) -> bool:
-    """Returns True if anything has been landed, good rows or bad records."""
-    return bool(list_committed(root) or list_batches(root / BAD_RECORDS_DIR))
-
-
-def read_committed(root: Path, batch_id: int) -> Totals:
-    """Returns the size of a batch in any kind of lake."""
-    document = read_document(_summary_path(root, batch_id))
-    if document is None:
-        return read_summary(root, batch_id)
-    return Totals(rows=int(document["rows"]), size_bytes=int(document["bytes"]))
-
-
-def _summary_path(root: Path, batch_id: int) -> Path:
-    return root / CONTROL_DIR / SUMMARIES_DIR / f"{batch_id:08d}.json"
-
-
-def record_summary(root: Path, batch_id: int, files: Sequence[StagedFile], bad_rows: int = 0) -> None:
-    """Records the size of a committed batch; a replay has the same rows and records it again."""
-    write_document(_summary_path(root, batch_id), summarize(files, bad_rows))
-
-
-def read_bad_rows(root: Path, batch_id: int) -> int:
-    """Returns the number of bad records of a committed batch; 0 if an earlier release committed it."""
-    paths = (_summary_path(root, batch_id), batch_dir(root, batch_id) / SUMMARY_FILE)
-    return max(int((read_document(path) or {}).get(BAD, 0)) for path in paths)
+def list_live_files(lake: Lake) -> set[str]:
+    """Returns the files under `data/` in the current version of a table, by their names below its place."""
+    return {file.name for file in find_table(lake.kind).list_table_files(lake)}

@@ -1,4 +1,4 @@
-"""The location of a table's files and log: the lake's directory, or an object store.
+"""A lake: its kind, the location of its table's files and log, and its writer.
 
 A lake is always a directory that the driver can write to: it contains the owner, the lock, the checkpoint and
 the bad records. The files of a table may be elsewhere, because a table becomes visible by its log alone: at
@@ -6,38 +6,37 @@ the bad records. The files of a table may be elsewhere, because a table becomes 
 belong to a catalog with other readers. The file `_tandemmq/table.json` records the location without
 credentials; these come from the environment of driver and executors, or from the settings of `pyiceberg`.
 
-A Parquet lake becomes visible by renaming a directory, which object stores cannot do. Must not know Spark.
+A Parquet lake becomes visible by renaming a directory, which object stores cannot do.
+
+The writer is one process at a time (`hold_directory`), and always the same query, with the checkpoint and the
+table with which the lake was begun (`check_writer`). Must not know Spark.
 """
 
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tandemmq.errors import ConfigError
-from tandemmq.spark.documents import read_document, sync_directory, sync_file, write_document
-from tandemmq.spark.lake.files import CONTROL_DIR, list_batches
-
-if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
+from tandemmq.errors import ConfigError, install_hint
+from tandemmq.spark.checkpoint import find_last_batch, read_query_id
+from tandemmq.spark.documents import read_document, write_document
+from tandemmq.spark.lake.data_files import DataFiles
+from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CONTROL_DIR, list_batches, read_owner
+from tandemmq.spark.lake.summaries import list_committed
 
 HOME_FILE = "table.json"
 LOCK_FILE = "lock"
 CATALOG_FILE = "catalog.db"
 """The catalog of an Iceberg table in the lake's directory."""
-DATA_DIR = "data"
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _FORBIDDEN = re.compile(r"[?#%\s]|//")
-_S3_SCHEMES = ("s3", "s3a")
 
 
 def refuse_address(root: Path | str) -> None:
@@ -69,127 +68,6 @@ def check_address(address: str) -> str:
     return address.rstrip("/")
 
 
-Partitions = dict[str, dict[str, str | None]]
-"""The values of columns that the files lack, by the name of the file."""
-
-
-class DataFiles:
-    """The files below a directory or an address, by their names relative to it."""
-
-    def __init__(self, place: str) -> None:
-        self.place = place.removeprefix("file://")
-        self.system, self._base = _open_system(self.place)
-
-    @property
-    def is_local(self) -> bool:
-        return self.place.startswith("/")
-
-    def path(self, name: str) -> str:
-        """Returns the path of the file for the Arrow file system."""
-        return f"{self._base}/{name}"
-
-    def locate(self, name: str) -> str:
-        """Returns the path or address of the file for other programs. A file outside of this place has no
-        name here, so its whole address is returned.
-        """
-        return name if "://" in name else f"{self.place}/{name}"
-
-    def uri(self, name: str) -> str:
-        located = self.locate(name)
-        return f"file://{located}" if located.startswith("/") else located
-
-    def name_of(self, uri: str) -> str:
-        """Returns the name of a file from its path or address; a file outside of this place keeps its
-        address.
-        """
-        return uri.removeprefix("file://").removeprefix(f"{self.place}/")
-
-    def make_room(self, name: str) -> None:
-        """Creates the directories of a file; object stores have none."""
-        if self.is_local:
-            Path(self.path(name)).parent.mkdir(parents=True, exist_ok=True)
-
-    def sync(self, name: str) -> None:
-        """Flushes the content of the file to disk; an object is durable as soon as it is written."""
-        if self.is_local:
-            sync_file(Path(self.path(name)))
-
-    def sync_parents(self, name: str) -> None:
-        """Flushes the names of the file and of its directories to disk."""
-        if self.is_local:
-            for directory in Path(self.path(name)).parents:
-                if directory.is_relative_to(self._base):
-                    sync_directory(directory)
-
-    def size(self, name: str) -> int:
-        return int(self.system.get_file_info(self.path(name)).size)
-
-    def modified_ns(self, name: str) -> int:
-        return int(self.system.get_file_info(self.path(name)).mtime_ns or 0)
-
-    def delete(self, name: str) -> None:
-        """Removes a file, if it exists."""
-        try:
-            self.system.delete_file(self.path(name))
-        except FileNotFoundError:
-            return
-
-    def list_parquet(self, under: str = DATA_DIR) -> Iterator[str]:
-        """Yields the names of all Parquet files below a directory, sorted."""
-        from pyarrow.fs import FileSelector
-
-        chosen = FileSelector(self.path(under), recursive=True, allow_not_found=True)
-        found = [info.path for info in self.system.get_file_info(chosen) if info.path.endswith(".parquet")]
-        yield from sorted(path.removeprefix(f"{self._base}/") for path in found)
-
-    def has(self, directory: str) -> bool:
-        """Returns True if the directory contains a file."""
-        from pyarrow.fs import FileSelector
-
-        chosen = FileSelector(self.path(directory), allow_not_found=True)
-        return bool(self.system.get_file_info(chosen))
-
-
-@lru_cache(maxsize=16)
-def _open_system(place: str) -> tuple[FileSystem, str]:
-    from pyarrow import ArrowInvalid
-    from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem, S3FileSystem
-
-    if place.startswith("/"):
-        return LocalFileSystem(), place.rstrip("/")
-    scheme, _, rest = place.partition("://")
-    if scheme in _S3_SCHEMES:
-        settings = s3_settings()
-        return S3FileSystem(
-            endpoint_override=settings.get("s3.endpoint"), region=settings.get("s3.region")
-        ), rest
-    try:
-        system, base = FileSystem.from_uri(place)
-    except (ArrowInvalid, NotImplementedError):
-        # fsspec may know a scheme that Arrow does not, if the package for the scheme is installed.
-        try:
-            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-
-            other, base = url_to_fs(place)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"no file system for {place}: {error}") from error
-        system = PyFileSystem(FSSpecHandler(other))
-    return system, str(base).rstrip("/")
-
-
-def s3_settings() -> dict[str, str]:
-    """Returns endpoint and region of S3 from the environment, under the names that `pyiceberg` uses."""
-    named = {
-        "s3.endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
-        "s3.region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
-    }
-    found = {
-        setting: next((os.environ[name] for name in names if os.environ.get(name)), "")
-        for setting, names in named.items()
-    }
-    return {setting: value for setting, value in found.items() if value}
-
-
 class LakeFormat(StrEnum):
     """The kind of a lake."""
 
@@ -198,13 +76,29 @@ class LakeFormat(StrEnum):
     ICEBERG = "iceberg"
 
 
+_PACKAGES = {LakeFormat.DELTA: "deltalake", LakeFormat.ICEBERG: "pyiceberg"}
+
+
+def parse_format(text: str) -> LakeFormat:
+    """Returns the kind; raises ConfigError for an unknown one, or one whose package is not installed."""
+    try:
+        kind = LakeFormat(text.lower())
+    except ValueError:
+        raise ConfigError(f"format: expected one of {', '.join(LakeFormat)}, got {text!r}") from None
+    package = _PACKAGES.get(kind)
+    if package and find_spec(package) is None:
+        raise ConfigError(f"format {kind} needs {package}: {install_hint('spark', kind)}")
+    return kind
+
+
 @dataclass(frozen=True, slots=True)
-class TableHome:
-    """The kind and the location of a table. `address`: of its files, empty for the lake's directory;
-    `catalog`: the name of an Iceberg catalog in the settings of `pyiceberg`, empty for the lake's own;
-    `table`: its name there.
+class Lake:
+    """A lake: its directory, its kind, and the location of its table. `address`: of the table's files, empty
+    for the directory; `catalog`: the name of an Iceberg catalog in the settings of `pyiceberg`, empty for the
+    lake's own; `table`: the table's name there.
     """
 
+    root: Path
     kind: LakeFormat
     address: str = ""
     catalog: str = ""
@@ -225,42 +119,70 @@ class TableHome:
 
     @property
     def is_elsewhere(self) -> bool:
+        """True if the table is not in the lake's directory."""
         return bool(self.address or self.catalog)
 
-    def files(self, root: Path) -> DataFiles:
-        """Returns the files of the table of the lake in `root`."""
-        return DataFiles(self.address.rstrip("/") or str(root.absolute()))
+    @property
+    def data(self) -> DataFiles:
+        """The files of the table."""
+        return DataFiles(self.address or str(self.root.absolute()))
+
+    @property
+    def bad_records(self) -> Lake:
+        """The lake of the bad records: Parquet files in the directory of every kind of lake."""
+        return Lake(self.root / BAD_RECORDS_DIR, LakeFormat.PARQUET)
+
+    def save(self) -> None:
+        """Stores the table's location before anything of it is committed; nothing is stored for the lake's
+        directory.
+        """
+        path = self.root / CONTROL_DIR / HOME_FILE
+        if self.is_elsewhere and not path.exists():
+            names = ("kind", "address", "catalog", "table")
+            write_document(path, {name: getattr(self, name) for name in names})
 
 
-def find_home(root: Path) -> TableHome | None:
-    """Returns the kind of a lake and the location of its table; None if nothing is written yet.
+def make_lake(root: Path, kind: str, data: str, catalog: str, table: str) -> Lake:
+    """Returns the lake in `root` with its table at `data`, or where the catalog says.
+
+    Raises:  ConfigError for an impossible combination, and as `parse_format`.
+    """
+    lake = Lake(root, parse_format(kind), data, catalog, table)
+    if not catalog:
+        return lake
+    from tandemmq.spark.lake.catalogs import find_location
+
+    location = find_location(catalog, table)
+    if location is None and not lake.address:
+        raise ConfigError(f"catalog {catalog} has no table {table}; set the address of its files with --data")
+    address = lake.address if location is None else location.rstrip("/")
+    if lake.address and address != lake.address:
+        raise ConfigError(f"{table} of the catalog {catalog} is at {address}, not at {lake.address}")
+    return replace(lake, address=address)
+
+
+def find_lake(root: Path) -> Lake | None:
+    """Returns the lake in a directory; None if nothing is written yet.
 
     Raises:  ConfigError for an address.
     """
     refuse_address(root)
     document = read_document(root / CONTROL_DIR / HOME_FILE)
     if document is not None:
-        return TableHome(LakeFormat(document.pop("kind")), **document)
+        return Lake(root, LakeFormat(document.pop("kind")), **document)
     if (root / "_delta_log").is_dir():
-        return TableHome(LakeFormat.DELTA)
+        return Lake(root, LakeFormat.DELTA)
     if (root / CATALOG_FILE).exists():
-        return TableHome(LakeFormat.ICEBERG)
-    return TableHome(LakeFormat.PARQUET) if list_batches(root) else None
+        return Lake(root, LakeFormat.ICEBERG)
+    return Lake(root, LakeFormat.PARQUET) if list_batches(root) else None
 
 
-def find_files(root: Path) -> DataFiles:
-    """Returns the files of a lake's table, at any location."""
-    home = find_home(root)
-    return DataFiles(str(root.absolute())) if home is None else home.files(root)
-
-
-def save_home(root: Path, home: TableHome) -> None:
-    """Stores the table's location before anything of it is committed; nothing is stored for the lake's
-    directory.
-    """
-    if not home.is_elsewhere or find_home(root) == home:
-        return
-    write_document(root / CONTROL_DIR / HOME_FILE, asdict(home))
+def require_lake(root: Path) -> Lake:
+    """Returns the lake in a directory; raises ConfigError for a directory that is not a lake."""
+    lake = find_lake(root)
+    if lake is None:
+        raise ConfigError(f"{root} is not a lake: it has no batches and no table")
+    return lake
 
 
 @contextmanager
@@ -278,3 +200,74 @@ def hold_directory(out: Path) -> Iterator[None]:
         except OSError as error:
             raise ConfigError(f"another pipeline writes to {out} right now") from error
         yield
+
+
+def check_table(lake: Lake) -> None:
+    """Rejects a table that another lake has written, because its rows would silently be doubled.
+
+    Raises:  ConfigError for such a table, and for a lake of another kind or whose table is elsewhere.
+    """
+    known = find_lake(lake.root)
+    if known is None:
+        _check_unused(lake)
+    elif known.kind is not lake.kind:
+        raise ConfigError(
+            f"{lake.root} is a {known.kind} lake, not {lake.kind}: give its format, or another directory"
+        )
+    elif known != lake:
+        place = f"at {known.address or known.table}" if known.is_elsewhere else "in that directory"
+        raise ConfigError(
+            f"the table of {lake.root} is {place}, not at {lake.address or lake.table or 'the directory'}:"
+            " give the same --data, --catalog and --table as before, or another directory"
+        )
+
+
+def _check_unused(lake: Lake) -> None:
+    """Raises ConfigError if the table of a new lake has been written."""
+    if lake.catalog:
+        from tandemmq.spark.lake.catalogs import find_writers
+
+        writers = find_writers(lake.catalog, lake.table)
+    elif lake.address:
+        writers = [name for name in ("_delta_log", "metadata") if lake.data.has(name)]
+    else:
+        return
+    if writers:
+        raise ConfigError(
+            f"{lake.table or lake.address} was written by another landing ({', '.join(writers)}), and"
+            f" {lake.root} is new: give the directory of that landing, or another table"
+        )
+
+
+def check_writer(lake: Lake, checkpoint_dir: Path) -> None:
+    """Rejects a query that may not continue the lake: one with the checkpoint of another lake, with another
+    table, or in a directory with files of others.
+
+    Raises:  ConfigError, because rows would silently be doubled or skipped.
+    """
+    check_table(lake)
+    out = lake.root
+    planned, query = find_last_batch(checkpoint_dir / "offsets"), read_query_id(checkpoint_dir)
+    landed = list_committed(out)
+    last = max([*landed, *list_batches(out / BAD_RECORDS_DIR)], default=-1)
+    owner = read_owner(out)
+    if owner is not None and owner != query:
+        found = "is empty" if query is None else f"belongs to query {query}"
+        raise ConfigError(
+            f"{out} was written with another checkpoint (query {owner}); {checkpoint_dir} {found}. Give the"
+            " old one with --checkpoint, or another directory with --out."
+        )
+    if owner is None and landed:
+        raise ConfigError(f"{out} holds batches but not the record of the query that wrote them")
+    foreign = None if owner is not None else next(out.glob("*.parquet"), None)
+    if foreign is not None:
+        raise ConfigError(
+            f"{out} holds {foreign.name}, which no landing wrote: readers of the directory would take its"
+            " rows for messages. Give a directory of its own with --out."
+        )
+    if last > planned:
+        raise ConfigError(
+            f"{checkpoint_dir} ends with batch {planned}, and {out} has batch {last}: the newest files of"
+            " the checkpoint are missing. The next batch would get the number of one that the lake has, and"
+            " be dropped. Restore the files, or land the topic again in another directory with --out."
+        )

@@ -9,35 +9,26 @@ columns are added in the same commit. Must not know Spark.
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.expressions import In, Reference
 from pyiceberg.table import Table
 from pyiceberg.transforms import DayTransform, IdentityTransform
-from sqlalchemy import NullPool, create_engine
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import CommitOutcome, CommittedFile, StagedFile
-from tandemmq.spark.lake.home import (
-    CATALOG_FILE,
-    DataFiles,
-    Partitions,
-    TableHome,
-    find_files,
-    find_home,
-    s3_settings,
-)
+from tandemmq.spark.lake.catalogs import BATCH_PROPERTY, close_connections, open_catalog
+from tandemmq.spark.lake.data_files import DataFiles, s3_settings
+from tandemmq.spark.lake.files import CommitOutcome, CommittedFile, Partitions, StagedFile
+from tandemmq.spark.lake.home import CATALOG_FILE, Lake
 from tandemmq.spark.lake.merge import merge_files
 from tandemmq.spark.lake.parquet import TIME_COLUMN
 from tandemmq.spark.lake.upsert import DELETED
@@ -47,21 +38,20 @@ logging.getLogger("pyiceberg.io.pyarrow").setLevel(logging.ERROR)
 NAMESPACE = "tandemmq"
 TABLE = f"{NAMESPACE}.messages"
 SNAPSHOTS_KEPT = timedelta(days=7)
-BATCH_PROPERTY = "tandemmq.batch."
 _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
 
 
-def commit_table(root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
+def commit_table(lake: Lake, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
     """Appends the files as one snapshot, unless the query's batch is in the table.
 
     Raises:  ValueError for columns that are incompatible with the table's.
     """
-    data = find_files(root)
+    data = lake.data
     schema = pq.read_schema(data.path(files[0].staged), filesystem=data.system).remove_metadata()
-    table = open_iceberg(root) or _create(root, schema)
+    table = open_iceberg(lake) or _create(lake, schema)
     name = BATCH_PROPERTY + query_id
     if int(table.properties.get(name, -1)) >= batch_id:
         return CommitOutcome.ALREADY_COMMITTED
@@ -76,14 +66,14 @@ def commit_table(root: Path, batch_id: int, query_id: str, files: Sequence[Stage
     return CommitOutcome.COMMITTED
 
 
-def upsert_table(root: Path, batch_id: int, query_id: str, changes: pa.Table, key: str) -> CommitOutcome:
+def upsert_table(lake: Lake, batch_id: int, query_id: str, changes: pa.Table, key: str) -> CommitOutcome:
     """Updates, inserts and deletes rows by key as one commit, unless the query's batch is in the table.
 
     Files with a row of a changed key are written anew without it; the new rows are appended.
     """
     rows = changes.filter(pc.invert(changes.column(DELETED))).drop_columns([DELETED])
     # To write rows of a day's partition pyiceberg would need one more package.
-    table = open_iceberg(root) or _create(root, rows.schema, is_partitioned=False)
+    table = open_iceberg(lake) or _create(lake, rows.schema, is_partitioned=False)
     name = BATCH_PROPERTY + query_id
     if int(table.properties.get(name, -1)) >= batch_id:
         return CommitOutcome.ALREADY_COMMITTED
@@ -100,111 +90,61 @@ def upsert_table(root: Path, batch_id: int, query_id: str, changes: pa.Table, ke
     return CommitOutcome.COMMITTED
 
 
-def open_iceberg(root: Path) -> Table | None:
+def open_iceberg(lake: Lake) -> Table | None:
     """Returns the table; None if there is none yet."""
-    home = find_home(root)
-    if not (root / CATALOG_FILE).exists() and (home is None or not home.catalog):
+    if not (lake.root / CATALOG_FILE).exists() and not lake.catalog:
         return None
     try:
-        return _catalog(root).load_table(_name(home))
+        return _catalog(lake).load_table(lake.table or TABLE)
     except NoSuchTableError:
         return None
 
 
-def read_table_state(root: Path, query_id: str) -> tuple[int | None, Partitions, list[str]]:
+def read_table_state(lake: Lake, query_id: str) -> tuple[int | None, Partitions, list[str]]:
     """Returns the query's last batch, partition values, and the names of the files, all of one version of the
     table. The partition values are empty, because the files contain these columns.
 
     Raises:  ConfigError for a table with deleted rows inside its files.
     """
-    table = require_iceberg(root)
+    table = require_iceberg(lake)
     if table.inspect.delete_files().num_rows:
-        raise ConfigError(f"{root} has data files with deleted rows: unsupported")
+        raise ConfigError(f"{lake.root} has data files with deleted rows: unsupported")
     last = table.properties.get(BATCH_PROPERTY + query_id)
     paths = table.inspect.data_files()["file_path"].to_pylist()
-    data = find_files(root)
+    data = lake.data
     return None if last is None else int(last), {}, [data.name_of(path) for path in paths]
 
 
-def list_table_files(root: Path) -> list[CommittedFile]:
+def list_table_files(lake: Lake) -> list[CommittedFile]:
     """Returns the files in the current version of the table."""
-    table = open_iceberg(root)
+    table = open_iceberg(lake)
     if table is None:
         return []
-    data = find_files(root)
+    data = lake.data
     columns = ["file_path", "record_count", "file_size_in_bytes"]
     files = table.inspect.data_files().select(columns).to_pylist()
     return [CommittedFile(data.name_of(path), rows, size) for path, rows, size in (f.values() for f in files)]
 
 
-def find_location(catalog: str, table: str) -> str | None:
-    """Returns the location of a catalog table's files; None if there is no such table.
-
-    Raises:  ConfigError for a catalog that is not in the settings, or cannot be used.
-    """
-    found = _load_table(catalog, table)
-    return None if found is None else re.sub("^file:/(?!/)", "file:///", found.location())
+def _catalog(lake: Lake) -> Catalog:
+    if lake.catalog:
+        return open_catalog(lake.catalog)
+    place = f"sqlite:///{lake.root.absolute() / CATALOG_FILE}"
+    return close_connections(SqlCatalog(NAMESPACE, uri=place, warehouse=_location(lake), **s3_settings()))
 
 
-def find_writers(catalog: str, table: str) -> list[str]:
-    """Returns the queries that have landed in a table of a catalog."""
-    found = _load_table(catalog, table)
-    names = () if found is None else found.properties
-    return [name.removeprefix(BATCH_PROPERTY) for name in names if name.startswith(BATCH_PROPERTY)]
+def _location(lake: Lake) -> str:
+    return lake.data.uri("").rstrip("/")
 
 
-def _load_table(catalog: str, table: str) -> Table | None:
-    try:
-        return _load_catalog(catalog).load_table(table)
-    except NoSuchTableError:
-        return None
-    except Exception as error:  # each kind of catalog has its own errors
-        raise ConfigError(
-            f"catalog {catalog}: {error}. Configure it in ~/.pyiceberg.yaml, or by variables like"
-            f" PYICEBERG_CATALOG__{catalog.upper()}__URI"
-        ) from error
-
-
-def _catalog(root: Path) -> Catalog:
-    home = find_home(root)
-    if home is not None and home.catalog:
-        return _load_catalog(home.catalog)
-    place = f"sqlite:///{root.absolute() / CATALOG_FILE}"
-    return _without_pool(SqlCatalog(NAMESPACE, uri=place, warehouse=_location(root), **s3_settings()))
-
-
-def _load_catalog(name: str) -> Catalog:
-    catalog = load_catalog(name)
-    return _without_pool(catalog) if isinstance(catalog, SqlCatalog) else catalog
-
-
-def _without_pool(catalog: SqlCatalog) -> SqlCatalog:
-    """Closes each connection to a SQLite file after its use: a table holds its catalog, which is never
-    closed.
-    """
-    engine = catalog.engine
-    if engine.dialect.name == "sqlite" and engine.url.database not in (None, "", ":memory:"):
-        engine.dispose()
-        catalog.engine = create_engine(engine.url, echo=engine.echo, poolclass=NullPool)
-    return catalog
-
-
-def _name(home: TableHome | None) -> str:
-    return TABLE if home is None or not home.table else home.table
-
-
-def _location(root: Path) -> str:
-    return find_files(root).uri("").rstrip("/")
-
-
-def _create(root: Path, schema: pa.Schema, *, is_partitioned: bool = True) -> Table:
-    root.mkdir(parents=True, exist_ok=True)
-    catalog = _catalog(root)
-    name = _name(find_home(root))
+def _create(lake: Lake, schema: pa.Schema, *, is_partitioned: bool = True) -> Table:
+    lake.root.mkdir(parents=True, exist_ok=True)
+    catalog = _catalog(lake)
+    name = lake.table or TABLE
     catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
     with (
         catalog.create_table_transaction(
-            name, schema, location=_location(root), properties=_PROPERTIES
+            name, schema, location=_location(lake), properties=_PROPERTIES
         ) as change,
         change.update_spec() as spec,
     ):
@@ -215,13 +155,13 @@ def _create(root: Path, schema: pa.Schema, *, is_partitioned: bool = True) -> Ta
     return catalog.load_table(name)
 
 
-def compact_table(root: Path, target_bytes: int) -> None:
+def compact_table(lake: Lake, target_bytes: int) -> None:
     """Merges the small files of each partition into one per set of columns, with one commit per partition.
 
     Files of at least half of `target_bytes` are left as they are. A partition that another writer changed
     while its files were merged is also left as it is; otherwise the new rows would be lost.
     """
-    table, data = require_iceberg(root), find_files(root)
+    table, data = require_iceberg(lake), lake.data
     present, seen = _list_partitions(table, data), table.metadata.current_snapshot_id
     for (topic, day), files in sorted(present.items()):
         small = [name for name, size in files if size < target_bytes // 2]
@@ -278,25 +218,25 @@ def _merge(data: DataFiles, names: Sequence[str]) -> str:
     return target
 
 
-def expire_table(root: Path, before: datetime) -> None:
+def expire_table(lake: Lake, before: datetime) -> None:
     """Deletes the days before `before`, and expires snapshots older than a week."""
-    table = require_iceberg(root)
+    table = require_iceberg(lake)
     table.delete(_until(before))
     table.maintenance.expire_snapshots().older_than(datetime.now() - SNAPSHOTS_KEPT).commit()
 
 
-def list_all_files(root: Path) -> set[str]:
+def list_all_files(lake: Lake) -> set[str]:
     """Returns the names of the files that any snapshot needs."""
-    data = find_files(root)
-    paths = require_iceberg(root).inspect.all_data_files()["file_path"].to_pylist()
+    data = lake.data
+    paths = require_iceberg(lake).inspect.all_data_files()["file_path"].to_pylist()
     return {data.name_of(path) for path in paths}
 
 
-def require_iceberg(root: Path) -> Table:
+def require_iceberg(lake: Lake) -> Table:
     """Returns the table; raises ConfigError if there is none."""
-    table = open_iceberg(root)
+    table = open_iceberg(lake)
     if table is None:
-        raise ConfigError(f"{root} has no Iceberg table")
+        raise ConfigError(f"{lake.root} has no Iceberg table")
     return table
 
 

@@ -26,9 +26,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.data_files import DATA_DIR, DataFiles
 from tandemmq.spark.lake.files import StagedFile, new_staged_path
-from tandemmq.spark.lake.home import DataFiles
+from tandemmq.spark.lake.home import Lake, LakeFormat
 from tandemmq.units import MIB
+
+TABLE_PARTITIONS = ("topic", "dt")
+"""The default partition columns of tables, as far as the data has them."""
 
 FILES_OPEN_MAX = 64
 ROW_GROUP_ROWS = 131_072
@@ -75,6 +79,45 @@ class ParquetOptions:
             raise ConfigError(
                 f"compression: expected one of {', '.join(COMPRESSIONS)}, got {self.compression!r}"
             )
+
+
+def plan_files(
+    lake: Lake, names: Sequence[str], partition_by: Sequence[str], compression: str
+) -> ParquetOptions:
+    """Returns the options with which tasks write files with these columns.
+
+    Raises:  ConfigError if they cannot be partitioned or compressed that way.
+    """
+    columns, is_table = tuple(partition_by), lake.kind is not LakeFormat.PARQUET
+    if is_table and not columns:
+        there = {*names, *(("dt",) if TIME_COLUMN in names else ())}
+        columns = tuple(name for name in TABLE_PARTITIONS if name in there)
+    if lake.kind is LakeFormat.ICEBERG and not set(columns) <= set(TABLE_PARTITIONS):
+        raise ConfigError(f"iceberg tables are partitioned by {' and '.join(TABLE_PARTITIONS)} only")
+    check_partition_columns(names, columns)
+    return ParquetOptions(
+        partition_by=columns,
+        compression=compression,
+        data_dir=DATA_DIR if is_table else "",
+        address=lake.address,
+        keeps_partition_columns=lake.kind is LakeFormat.ICEBERG,
+    )
+
+
+def check_partition_columns(names: Sequence[str], partition_by: Sequence[str]) -> None:
+    """Raises ConfigError if the data cannot be partitioned that way."""
+    for name in partition_by:
+        if name == "batch":
+            raise ConfigError("partition by: batch is already the first level of every lake")
+        if name in names:
+            continue
+        if name not in DERIVED_PARTITIONS:
+            allowed = ", ".join([*names, *DERIVED_PARTITIONS])
+            raise ConfigError(f"partition by: no column {name!r}; there are {allowed}")
+        if TIME_COLUMN not in names:
+            raise ConfigError(f"partition by {name}: it is made from {TIME_COLUMN}, which is not written")
+    if partition_by and not set(names) - set(partition_by):
+        raise ConfigError("partition by: at least one column must remain in the files")
 
 
 @dataclass(slots=True)
@@ -187,22 +230,6 @@ class ParquetStager:
                 size_bytes=self._files.size(file.name),
             )
         )
-
-
-def check_partition_columns(names: Sequence[str], partition_by: Sequence[str]) -> None:
-    """Raises ConfigError if the data cannot be partitioned that way."""
-    for name in partition_by:
-        if name == "batch":
-            raise ConfigError("partition by: batch is already the first level of every lake")
-        if name in names:
-            continue
-        if name not in DERIVED_PARTITIONS:
-            allowed = ", ".join([*names, *DERIVED_PARTITIONS])
-            raise ConfigError(f"partition by: no column {name!r}; there are {allowed}")
-        if TIME_COLUMN not in names:
-            raise ConfigError(f"partition by {name}: it is made from {TIME_COLUMN}, which is not written")
-    if partition_by and not set(names) - set(partition_by):
-        raise ConfigError("partition by: at least one column must remain in the files")
 
 
 def with_utc(schema: Any) -> Any:

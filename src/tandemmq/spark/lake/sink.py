@@ -19,16 +19,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.checkpoint import sync_checkpoint
-from tandemmq.spark.lake.files import BAD_RECORDS_DIR, StagedFile, commit_batch, discard_files
-from tandemmq.spark.lake.formats import (
-    check_table,
-    commit_files,
-    make_home,
-    parse_format,
-    plan_files,
-    record_summary,
-)
-from tandemmq.spark.lake.home import LakeFormat, TableHome, refuse_address, save_home
+from tandemmq.spark.lake.files import StagedFile, discard_files
+from tandemmq.spark.lake.formats import commit_files
+from tandemmq.spark.lake.home import Lake, LakeFormat, make_lake, parse_format, refuse_address
 from tandemmq.spark.option_table import SECURITY_NAMES, parse_list
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
 from tandemmq.spark.task import BATCH_ID, QUERY_ID
@@ -47,8 +40,6 @@ _OPTIONS = _SENDING | {"path", "partitionby", "compression", "format", "data", "
 _BAD_OPTIONS = frozenset(("badtopic", "badcolumn", "badonly"))
 _SPARK_OPTIONS = frozenset(("queryname", "checkpointlocation"))
 """The names that Spark itself adds to the options."""
-
-PARQUET_HOME = TableHome(LakeFormat.PARQUET)
 
 
 @dataclass
@@ -91,18 +82,18 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         local = path.removeprefix("file:")
         refuse_address(local)
         sync_checkpoint(self.options.get("checkpointLocation", ""))  # before the tasks of a batch
-        kind = parse_format(self.options.get("format", "parquet"))
+        root, kind = Path(local).absolute(), self.options.get("format", "parquet")
         data, *named = (self.options.get(name, "") for name in ("data", "catalog", "table"))
+        # With an address the catalog need not be asked again for every step of every batch.
+        lake = Lake(root, parse_format(kind), data, *named) if data else make_lake(root, kind, data, *named)
         return LakeWriter(
-            root=Path(local).absolute(),
+            lake=lake,
             partition_by=parse_list(self.options.get("partitionBy", "")),
             compression=self.options.get("compression", "zstd"),
             bad_column=self.options.get("badColumn", ""),
             bad_only=parse_list(self.options.get("badOnly", "")),
             bad_sink=_parse_bad_sink(dict(self.options)),
             key=self.options.get("key", ""),
-            # With an address the catalog need not be asked again for every step of every batch.
-            home=TableHome(kind, data, *named) if data else make_home(kind, data, *named),
         )
 
 
@@ -112,13 +103,12 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
     (spec spark SP-20, SP-22).
     """
 
-    root: Path
+    lake: Lake
     partition_by: tuple[str, ...]
     compression: str
     bad_column: str = ""
     bad_only: tuple[str, ...] = ()
     bad_sink: SinkOptions | None = None
-    home: TableHome = PARQUET_HOME
     key: str = ""
 
     def write(self, iterator: Iterator[Any]) -> TaskFiles:
@@ -128,17 +118,16 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
 
     def stage(self, rows_in: Iterable[Any], query_id: str, batch_id: int, partition_id: int) -> TaskFiles:
         """Writes the Arrow batches of a task to files that no reader sees yet."""
-        stagers: dict[Path, ParquetStager] = {}
+        stagers: dict[Lake, ParquetStager] = {}
+        lakes = (self.lake, self.lake.bad_records)
         try:
             for batch in rows_in:
-                for root, rows in zip((self.root, self._bad_root), self._split(batch), strict=False):
-                    if rows.num_rows and root not in stagers:
-                        stagers[root] = self._stage(root, rows.schema, batch_id, partition_id)
+                for lake, rows in zip(lakes, self._split(batch), strict=False):
+                    if rows.num_rows and lake not in stagers:
+                        stagers[lake] = self._stage(lake, rows.schema, batch_id, partition_id)
                     if rows.num_rows:
-                        stagers[root].write(rows)
-            files, bad_files = (
-                stagers[root].finish() if root in stagers else () for root in (self.root, self._bad_root)
-            )
+                        stagers[lake].write(rows)
+            files, bad_files = (stagers[lake].finish() if lake in stagers else () for lake in lakes)
             self._send(bad_files, query_id, batch_id, partition_id)
         except BaseException:
             for stager in stagers.values():
@@ -151,28 +140,19 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
             from tandemmq.spark.lake.bad_topic import send_bad_records
 
             names = ("bad", query_id, batch_id, self.bad_sink.topic, partition_id)
-            send_bad_records(self._bad_root, bad_files, self.bad_column, self.bad_sink, names, partition_id)
+            root = self.lake.bad_records.root
+            send_bad_records(root, bad_files, self.bad_column, self.bad_sink, names, partition_id)
 
-    @property
-    def _bad_root(self) -> Path:
-        return self.root / BAD_RECORDS_DIR
+    def _stage(self, lake: Lake, schema: Any, batch_id: int, partition_id: int) -> ParquetStager:
+        """Returns the writer of the files of good rows or of bad records; only good rows are partitioned."""
+        from tandemmq.spark.lake.parquet import ParquetStager, plan_files
 
-    def _stage(self, root: Path, schema: Any, batch_id: int, partition_id: int) -> ParquetStager:
-        """Returns the writer of files at `root`; bad records are Parquet files beside every kind of lake."""
-        from tandemmq.spark.lake.parquet import ParquetStager
-
-        is_good = root == self.root
-        options = plan_files(
-            self.home.kind if is_good else LakeFormat.PARQUET,
-            schema.names,
-            self.partition_by if is_good else (),
-            self.compression,
-            self.home.address if is_good else "",
-        )
+        partition_by = self.partition_by if lake == self.lake else ()
+        options = plan_files(lake, schema.names, partition_by, self.compression)
         if self.key:
             options = replace(options, partition_by=())
         return ParquetStager(
-            root, batch_id=batch_id, partition_id=partition_id, schema=schema, options=options
+            lake.root, batch_id=batch_id, partition_id=partition_id, schema=schema, options=options
         )
 
     def _split(self, batch: Any) -> tuple[Any, ...]:
@@ -195,21 +175,10 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         files = [file for message in done for file in message.files]
         bad_files = [file for message in done for file in message.bad_files]
         try:
-            check_table(self.root, self.home)
-            save_home(self.root, self.home)
-            # The lake is committed last: if it has the batch, the batch is complete, and a replay changes
-            # neither lake.
-            if bad_files:
-                commit_batch(self._bad_root, batchId, done[0].query_id, bad_files)
-            bad_rows = sum(file.rows for file in bad_files)
-            kind, query_id = self.home.kind, done[0].query_id
-            commit_files(kind, self.root, batchId, query_id, files, key=self.key, bad_rows=bad_rows)
-            if bad_files and not files:
-                # Without files the lake has no other record that the batch is complete.
-                record_summary(self.root, batchId, files, bad_rows)
+            commit_files(self.lake, batchId, done[0].query_id, files, bad_files, key=self.key)
         except Exception:
             # Spark's exception says only that writing failed, so the cause is logged here (spec spark SP-47).
-            log.exception(events.LAKE_COMMIT_FAILED, extra={"batch": batchId, "path": str(self.root)})
+            log.exception(events.LAKE_COMMIT_FAILED, extra={"batch": batchId, "path": str(self.lake.root)})
             raise
 
     def abort(self, messages: Sequence[TaskFiles | None], batchId: int) -> None:
@@ -217,9 +186,9 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
             if message is not None:
                 # An abort may follow a successful commit (spec spark SP-54), and a committed table keeps its
                 # files under their staged names.
-                if self.home.kind is LakeFormat.PARQUET:
-                    discard_files(self.root, message.files)
-                discard_files(self._bad_root, message.bad_files)
+                if self.lake.kind is LakeFormat.PARQUET:
+                    discard_files(self.lake.root, message.files)
+                discard_files(self.lake.bad_records.root, message.bad_files)
 
 
 def _parse_bad_sink(options: Mapping[str, str]) -> SinkOptions | None:

@@ -7,21 +7,15 @@ accepts a landing's appends during maintenance. Must not know Spark.
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import (
-    BAD_RECORDS_DIR,
-    batch_dir,
-    list_batches,
-    staging_dir,
-)
+from tandemmq.spark.lake.files import batch_dir, list_batches, staging_dir
 from tandemmq.spark.lake.formats import find_table, list_live_files
-from tandemmq.spark.lake.home import DataFiles, LakeFormat, find_files, find_home, hold_directory
+from tandemmq.spark.lake.home import Lake, LakeFormat, hold_directory, require_lake
 from tandemmq.spark.lake.merge import EXPIRED_MARK, TARGET_BYTES, merge_batches
 from tandemmq.spark.lake.parquet import TIME_COLUMN
 
@@ -31,40 +25,36 @@ batch.
 """
 
 
-def require_kind(root: Path) -> LakeFormat:
-    """Returns the kind of the lake; raises ConfigError for a directory that is not a lake."""
-    home = find_home(root)
-    if home is None:
-        raise ConfigError(f"{root} is not a lake: it has no batches and no table")
-    return home.kind
-
-
 def compact_lake(root: Path, *, target_bytes: int = TARGET_BYTES) -> tuple[int, int]:
     """Compacts the lake; returns its number of files before and after."""
-    kind = require_kind(root)
-    with nullcontext() if kind is LakeFormat.DELTA else hold_directory(root):
-        if kind is LakeFormat.PARQUET:
+    lake = require_lake(root)
+    with _hold(lake):
+        if lake.kind is LakeFormat.PARQUET:
             return merge_batches(root, target_bytes=target_bytes)
-        before = len(list_live_files(kind, root))
-        find_table(kind).compact_table(root, target_bytes)
-        return before, len(list_live_files(kind, root))
+        before = len(list_live_files(lake))
+        find_table(lake.kind).compact_table(lake, target_bytes)
+        return before, len(list_live_files(lake))
 
 
 def expire_lake(root: Path, days: int, *, now: datetime | None = None) -> int:
     """Deletes the files whose rows were all stored before the last `days` days (UTC), also those of
     `_bad_records`, and orphans; returns their number.
     """
-    kind = require_kind(root)
+    lake = require_lake(root)
     today = (now or datetime.now(UTC)).replace(hour=0, minute=0, second=0, microsecond=0)
     before = today - timedelta(days=days)
-    with nullcontext() if kind is LakeFormat.DELTA else hold_directory(root):
-        bad = root / BAD_RECORDS_DIR
-        gone = _expire_files(bad, before) + (0 if kind is LakeFormat.DELTA else _discard_staged(bad))
-        if kind is LakeFormat.PARQUET:
+    with _hold(lake):
+        bad = lake.bad_records.root
+        gone = _expire_files(bad, before) + (0 if lake.kind is LakeFormat.DELTA else _discard_staged(bad))
+        if lake.kind is LakeFormat.PARQUET:
             return gone + _expire_files(root, before) + _discard_staged(root)
-        count = len(list_live_files(kind, root))
-        find_table(kind).expire_table(root, before)
-        return gone + count - len(list_live_files(kind, root)) + _remove_orphans(kind, root)
+        count = len(list_live_files(lake))
+        find_table(lake.kind).expire_table(lake, before)
+        return gone + count - len(list_live_files(lake)) + _remove_orphans(lake)
+
+
+def _hold(lake: Lake) -> AbstractContextManager[None]:
+    return nullcontext() if lake.kind is LakeFormat.DELTA else hold_directory(lake.root)
 
 
 def _expire_files(root: Path, before: datetime) -> int:
@@ -105,25 +95,26 @@ def _newest_row(path: Path) -> datetime | None:
     return max(newest)
 
 
-def find_orphans(kind: LakeFormat, root: Path, data: DataFiles) -> list[str]:
+def find_orphans(lake: Lake) -> list[str]:
     """Returns the files that no snapshot names."""
-    if kind is LakeFormat.PARQUET:
-        return [str(path.relative_to(root)) for path in sorted(staging_dir(root).glob("*.staged"))]
-    if kind is LakeFormat.DELTA:
-        live = list_live_files(kind, root)
+    if lake.kind is LakeFormat.PARQUET:
+        staged = sorted(staging_dir(lake.root).glob("*.staged"))
+        return [str(path.relative_to(lake.root)) for path in staged]
+    if lake.kind is LakeFormat.DELTA:
+        live = list_live_files(lake)
     else:
         from tandemmq.spark.lake.iceberg import list_all_files
 
-        live = list_all_files(root)
-    return [name for name in data.list_parquet() if name not in live]
+        live = list_all_files(lake)
+    return [name for name in lake.data.list_parquet() if name not in live]
 
 
-def _remove_orphans(kind: LakeFormat, root: Path) -> int:
-    if kind is LakeFormat.DELTA:
+def _remove_orphans(lake: Lake) -> int:
+    if lake.kind is LakeFormat.DELTA:
         return 0  # Delta's vacuum did that, and knows which files older versions still need
-    data = find_files(root)
+    data = lake.data
     limit_ns = (time.time() - ORPHAN_AGE_S) * 1e9
-    old = [name for name in find_orphans(kind, root, data) if data.modified_ns(name) < limit_ns]
+    old = [name for name in find_orphans(lake) if data.modified_ns(name) < limit_ns]
     for name in old:
         data.delete(name)
     return len(old)

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.columns import find_column
+from tandemmq.spark.lake.data_files import DataFiles
 from tandemmq.spark.lake.files import StagedFile
-from tandemmq.spark.lake.home import DataFiles
 from tandemmq.spark.lake.parquet import TIME_COLUMN
 
 DELETED = "_tandemmq_deleted"

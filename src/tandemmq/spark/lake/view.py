@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.documents import read_document
+from tandemmq.spark.lake.data_files import DataFiles
 from tandemmq.spark.lake.files import (
     BAD_RECORDS_DIR,
     SUMMARY_FILE,
@@ -23,8 +24,9 @@ from tandemmq.spark.lake.files import (
     read_key,
     read_owner,
 )
-from tandemmq.spark.lake.formats import find_table, list_committed
-from tandemmq.spark.lake.home import DataFiles, LakeFormat, find_files, find_home, refuse_address
+from tandemmq.spark.lake.formats import find_table
+from tandemmq.spark.lake.home import Lake, LakeFormat, find_lake, refuse_address
+from tandemmq.spark.lake.summaries import list_committed
 
 _BATCH_FILE = re.compile(r"(\d{8,})-\d{5}-[0-9a-f]{12}\.parquet")
 
@@ -56,8 +58,7 @@ class LakeView:
     `partitions`: values of columns that the files lack, by the name of the file (Delta).
     """
 
-    root: Path
-    kind: LakeFormat
+    lake: Lake
     pieces: tuple[LakePiece, ...] = ()
     last_batch: int | None = None
     partitions: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
@@ -72,23 +73,20 @@ def view_lake(root: Path) -> LakeView:
     if key := read_key(root):
         raise ConfigError(f"{root} has a row per value of {key}: audit, replay and history need all messages")
     root = root.absolute()
-    home = find_home(root)
-    kind = LakeFormat.PARQUET if home is None else home.kind
+    lake = find_lake(root) or Lake(root, LakeFormat.PARQUET)
     # Read first: a batch committed meanwhile is included below, or is later than `last_batch`.
     known = list_committed(root)
-    if kind is LakeFormat.PARQUET:
+    if lake.kind is LakeFormat.PARQUET:
         batches = list_batches(root)
         last = max([*known, *batches], default=None)
         ranges = {batch: read_range(root, batch) for batch in batches}
         good = {batch: (batch_dir(root, batch),) for batch in batches if _has_files(batch_dir(root, batch))}
-        return LakeView(
-            root=root, kind=kind, pieces=_add_bad_records(root, good, ranges, last), last_batch=last
-        )
-    in_log, partitions, names = find_table(kind).read_table_state(root, read_owner(root) or "")
+        return LakeView(lake=lake, pieces=_add_bad_records(root, good, ranges, last), last_batch=last)
+    in_log, partitions, names = find_table(lake.kind).read_table_state(lake, read_owner(root) or "")
     last = max([*known, *([] if in_log is None else [in_log])], default=None)
-    files, merged = _sort_files(find_files(root), names)
+    files, merged = _sort_files(lake.data, names)
     pieces = (*merged, *_add_bad_records(root, files, {}, last))
-    return LakeView(root=root, kind=kind, pieces=pieces, last_batch=last, partitions=partitions)
+    return LakeView(lake=lake, pieces=pieces, last_batch=last, partitions=partitions)
 
 
 def _has_files(directory: Path) -> bool:

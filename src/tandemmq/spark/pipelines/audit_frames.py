@@ -15,9 +15,9 @@ from pyspark.sql import functions as f
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.columns import COLUMN_TYPES, PLACE
+from tandemmq.spark.lake.rows import read_rows
 from tandemmq.spark.lake.view import view_lake
 from tandemmq.spark.offsets import QueueKey, nest_positions
-from tandemmq.spark.pipelines.lake_job import read_rows
 from tandemmq.spark.pipelines.options import AuditOptions
 
 # Digests: a summary of one range of a queue on one side, and the comparison of two sides. Pure.

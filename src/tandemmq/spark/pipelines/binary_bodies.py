@@ -32,7 +32,7 @@ from tandemmq.errors import ConfigError, NoRoute, install_hint
 from tandemmq.protocol.schema_header import BodyUnreadable, skip_message_indexes, split_header
 from tandemmq.spark.documents import read_document, write_document
 from tandemmq.spark.lake.files import CONTROL_DIR
-from tandemmq.spark.lake.formats import is_begun
+from tandemmq.spark.lake.summaries import is_begun
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN
 
 RECORD_COLUMN = "record"

@@ -28,13 +28,13 @@ from tandemmq.spark.checkpoint import find_last_batch, read_end, read_query_id
 from tandemmq.spark.columns import BODY_FAULT, OutputColumn, Projection
 from tandemmq.spark.documents import replace_file, write_document
 from tandemmq.spark.lake.files import Totals
-from tandemmq.spark.lake.home import find_home, hold_directory
+from tandemmq.spark.lake.home import check_writer, find_lake, hold_directory
 from tandemmq.spark.lake.sink import LakeSink, LakeWriter, TaskFiles
+from tandemmq.spark.lake.summaries import LakeMeter
 from tandemmq.spark.lake.upkeep import compact_lake, expire_lake
 from tandemmq.spark.offsets import StreamOffset, count_behind, decode_offset
 from tandemmq.spark.options import SourceOptions
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN
-from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint
 from tandemmq.spark.pipelines.landing import Landing, plan_landing
 from tandemmq.spark.pipelines.options import LandingOptions
 from tandemmq.spark.stream import TopicStreamReader
@@ -151,7 +151,7 @@ class Feed:
         `run_batch`.
         """
         root = self.options.out
-        if time.monotonic() < self._upkeep_at or find_home(root) is None:
+        if time.monotonic() < self._upkeep_at or find_lake(root) is None:
             return
         self._upkeep_at = time.monotonic() + UPKEEP_S
         if self.ttl_days is not None:
@@ -187,7 +187,7 @@ class Feed:
 
 def _open(options: LandingOptions, key: str, *, is_once: bool) -> _Stage:
     landing = plan_landing(options)
-    check_checkpoint(options.out, options.checkpoint_dir)
+    check_writer(landing.lake, options.checkpoint_dir)
     columns = read_columns(landing)
     reader = TopicStreamReader(landing.reading, columns)
     if is_once:

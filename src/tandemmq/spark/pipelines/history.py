@@ -25,6 +25,7 @@ from tandemmq.errors import BrokerUnreachable, ConfigError, TandemError
 from tandemmq.spark.checkpoint import read_end
 from tandemmq.spark.columns import COLUMN_TYPES
 from tandemmq.spark.lake.files import Totals
+from tandemmq.spark.lake.rows import read_rows
 from tandemmq.spark.lake.view import LakeView, view_lake
 from tandemmq.spark.offsets import Positions, StreamOffset, decode_offset, nest_positions, render_queues
 from tandemmq.spark.options import SourceOptions, parse_options
@@ -34,7 +35,6 @@ from tandemmq.spark.pipelines.events import (
     report_end,
     report_start,
 )
-from tandemmq.spark.pipelines.lake_job import read_rows
 from tandemmq.spark.pipelines.options import CHECKPOINT_DIR, HistoryOptions, join_options
 from tandemmq.spark.pipelines.runner import Workplace, attempt, open_workplace
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
-from itertools import accumulate, chain, islice, repeat
+from itertools import accumulate, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.documents import replace_file
+from tandemmq.spark.lake.data_files import DataFiles
 from tandemmq.spark.lake.files import CONTROL_DIR, batch_dir, list_batches
-from tandemmq.spark.lake.formats import is_begun
-from tandemmq.spark.lake.home import DataFiles, find_files
+from tandemmq.spark.lake.home import Lake, LakeFormat
+from tandemmq.spark.lake.summaries import is_begun
 from tandemmq.spark.pipelines.events import Event, Reporter, ReportTable
 from tandemmq.spark.pipelines.options import JsonChanges
 
@@ -93,7 +94,8 @@ class JsonBodies:
         Raises:  ConfigError for a text that is not a schema, for a schema that differs from the stored one,
                  or a topic without messages from which to infer one.
         """
-        kept = parse_schema(self._path.read_text()) if is_begun(self.out) and self._path.exists() else None
+        is_kept = is_begun(self.out) and self._path.exists()
+        kept = parse_schema(self._path.read_text()) if is_kept else None
         if self.text == INFER:
             chosen, left_out = (
                 (kept, ()) if kept is not None else infer_schema(frame.sparkSession, self.source)
@@ -112,10 +114,10 @@ class JsonBodies:
         reporter.report(JsonSchema(fields=tuple(chosen.fieldNames()), left_out=left_out))
         return parse_bodies(frame, chosen, is_rescued=self.changes is not JsonChanges.KEEP)
 
-    def grow(self, spark: SparkSession, batch_id: int) -> bool:
+    def grow(self, lake: Lake, spark: SparkSession, batch_id: int) -> bool:
         """Extends the schema by the values that a batch rescued; returns True if it changed."""
         known = parse_schema(self._path.read_text())
-        grown = grow_schema(spark, known, read_rescued(self.out, batch_id))
+        grown = grow_schema(spark, known, read_rescued(lake, batch_id))
         if grown != known:
             self._save(grown)
         return bool(grown != known)
@@ -511,13 +513,14 @@ def _types(value: dict[str, Any], wanted: Any) -> dict[str, Any]:
     return {field.name: field.dataType for field in wanted.fields}
 
 
-def read_rescued(out: Path, batch_id: int) -> list[str]:
+def read_rescued(lake: Lake, batch_id: int) -> list[str]:
     """Returns the rescued values of a batch, in a lake of any kind."""
-    home, lake = find_files(out), DataFiles(str(out.absolute()))
-    prefix = f"{batch_id:08d}-"
-    tables = [name for name in home.list_parquet() if name.rpartition("/")[2].startswith(prefix)]
-    plain = lake.list_parquet(batch_dir(out, batch_id).name)
-    return list(islice(chain(_read_texts(lake, plain), _read_texts(home, tables)), GROW_SAMPLE))
+    data, prefix = lake.data, f"{batch_id:08d}-"
+    if lake.kind is LakeFormat.PARQUET:
+        names = data.list_parquet(batch_dir(lake.root, batch_id).name)
+    else:
+        names = [name for name in data.list_parquet() if name.rpartition("/")[2].startswith(prefix)]
+    return list(islice(_read_texts(data, names), GROW_SAMPLE))
 
 
 def _read_texts(files: DataFiles, names: Iterable[str]) -> Iterator[str]:

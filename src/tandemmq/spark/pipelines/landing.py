@@ -8,6 +8,7 @@ column `record` in the same way. Without a schema only bodies that cannot be dec
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -15,9 +16,8 @@ from pyspark.sql import functions as f
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.spark.columns import BODY_FAULT, Projection, find_column, render_ddl, select_columns
-from tandemmq.spark.lake.files import BAD_RECORDS_DIR
-from tandemmq.spark.lake.formats import check_table, make_home, plan_files
-from tandemmq.spark.lake.home import TableHome
+from tandemmq.spark.lake.home import Lake, make_lake
+from tandemmq.spark.lake.parquet import plan_files
 from tandemmq.spark.option_table import SECURITY_NAMES
 from tandemmq.spark.options import SourceOptions, parse_options
 from tandemmq.spark.pipelines.binary_bodies import BodyReader, check_fields, make_reader, parse_records
@@ -29,18 +29,18 @@ from tandemmq.spark.pipelines.options import JsonChanges, LandingOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landing:
-    """A landing whose options are parsed and checked, and whose lake was looked up; made by `plan_landing`.
+    """A landing whose options are parsed and checked; made by `plan_landing`.
 
     `source`: the options of the topic's source as Spark gets them, and parsed (`reading`); `columns`: the
     landed columns of messages; `bodies`: the reading of JSON, Avro or Protobuf bodies.
     """
 
     options: LandingOptions
+    lake: Lake
     source: dict[str, str]
     reading: SourceOptions
     columns: Projection
     bodies: JsonBodies | BodyReader | None
-    home: TableHome
 
     @property
     def has_body(self) -> bool:
@@ -57,14 +57,14 @@ class Landing:
 
     def sink_options(self) -> dict[str, str]:
         """Returns the options of the lake's sink."""
-        options, home = self.options, self.home
+        options, lake = self.options, self.lake
         sink = {
             "partitionBy": ",".join(options.partition_by),
             "compression": options.compression,
-            "format": home.kind,
-            "data": home.address,
-            "catalog": home.catalog,
-            "table": home.table,
+            "format": lake.kind,
+            "data": lake.address,
+            "catalog": lake.catalog,
+            "table": lake.table,
         }
         if self.has_bad_records:
             sink["badColumn"] = BAD_COLUMN
@@ -81,10 +81,21 @@ class Landing:
 def plan_landing(options: LandingOptions) -> Landing:
     """Returns the checked landing. Rejects options that would fail later, somewhere inside Spark.
 
-    Raises:  ConfigError for unusable options, or a directory with another lake.
+    Raises:  ConfigError for unusable options, or a table that its catalog has elsewhere.
     """
     source = options.source_options()
     reading = parse_options(source, is_streaming=True)
+    bodies = _plan_bodies(options, source)
+    columns = select_columns([find_column(name).name for name in options.columns], reading.properties_as)
+    body_type = "string" if options.is_body_text else "binary"
+    columns = tuple(one._replace(type=body_type) if one.name == "body" else one for one in columns)
+    lake = make_lake(options.out, options.lake_format, options.data, options.catalog, options.table)
+    plan_files(lake, [column.label for column in columns], options.partition_by, options.compression)
+    return Landing(options=options, lake=lake, source=source, reading=reading, columns=columns, bodies=bodies)
+
+
+def _plan_bodies(options: LandingOptions, source: dict[str, str]) -> JsonBodies | BodyReader | None:
+    """Returns the reading of bodies; raises ConfigError for options that contradict each other."""
     records = make_reader(
         options.avro_schema,
         options.protobuf,
@@ -95,34 +106,20 @@ def plan_landing(options: LandingOptions) -> Landing:
         raise ConfigError("--json-changes is about JSON bodies: give --json-schema, too")
     if options.json_schema and records is not None:
         raise ConfigError("bodies are read in one way: --json-schema, --avro-schema or --protobuf")
-    bodies: JsonBodies | BodyReader | None = records
-    if options.json_schema:
-        bodies = JsonBodies(
-            text=options.json_schema, changes=options.json_changes, out=options.out, source=source
-        )
     if options.bad_topic:
         fault = topic_fault(options.bad_topic)
-        if fault or bodies is None or options.bad_topic in options.topic.split(","):
+        has_schema = bool(options.json_schema or records)
+        if fault or not has_schema or options.bad_topic in options.topic.split(","):
             raise ConfigError(
                 f"--bad-topic: {fault or 'it needs a schema of the bodies, and must not be what is landed'}"
             )
+    if options.json_schema:
+        return JsonBodies(
+            text=options.json_schema, changes=options.json_changes, out=options.out, source=source
+        )
     if records is not None:
         records.ddl()
-    chosen = select_columns([find_column(name).name for name in options.columns], reading.properties_as)
-    body_type = "string" if options.is_body_text else "binary"
-    chosen = tuple(one._replace(type=body_type) if one.name == "body" else one for one in chosen)
-    home = make_home(options.lake_format, options.data, options.catalog, options.table)
-    check_table(options.out, home)
-    names = [column.label for column in chosen]
-    plan_files(home.kind, names, options.partition_by, options.compression)
-    return Landing(
-        options=options,
-        source=source,
-        reading=reading,
-        columns=chosen,
-        bodies=bodies,
-        home=home,
-    )
+    return records
 
 
 def run_landing(options: LandingOptions, reporter: Reporter) -> int:
@@ -132,16 +129,19 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
     """
     landing = plan_landing(options)
     bodies = landing.bodies
-    grow = bodies.grow if isinstance(bodies, JsonBodies) and bodies.changes is JsonChanges.GROW else None
+    is_outdated = None
+    if isinstance(bodies, JsonBodies) and bodies.changes is JsonChanges.GROW:
+        is_outdated = partial(bodies.grow, landing.lake)
     code = run_lake_job(
         options,
         reporter,
+        landing.lake,
         lambda spark: _make_stream(spark, landing, reporter),
         landing.sink_options(),
-        is_outdated=grow,
+        is_outdated=is_outdated,
     )
     if landing.has_bad_records:
-        reporter.report(bad_record_charts(options.out / BAD_RECORDS_DIR))
+        reporter.report(bad_record_charts(landing.lake.bad_records.root))
     return code
 
 
@@ -155,7 +155,7 @@ def _make_stream(spark: SparkSession, landing: Landing, reporter: Reporter) -> D
     if isinstance(bodies, JsonBodies):
         stream = bodies.parse(stream, reporter)
     elif bodies is not None:
-        check_fields(options.out, bodies)
+        check_fields(landing.lake.root, bodies)
         stream = parse_records(stream, bodies)
     return _add_faults(stream, landing) if landing.has_bad_records else stream
 

@@ -22,9 +22,9 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.columns import PLACE
 from tandemmq.spark.documents import read_document, write_document
 from tandemmq.spark.lake.files import CONTROL_DIR, Totals
+from tandemmq.spark.lake.rows import read_rows
 from tandemmq.spark.lake.view import LakePiece, LakeView, view_lake
 from tandemmq.spark.pipelines.events import Reporter, report_end, report_start
-from tandemmq.spark.pipelines.lake_job import read_rows
 from tandemmq.spark.pipelines.options import NAME_SERVERS, TASKS, ReplayOptions, RepublishOptions
 from tandemmq.spark.pipelines.runner import Workplace, attempt, open_workplace
 from tandemmq.spark.sink.options import parse_sink_options
@@ -71,18 +71,19 @@ class Replay:
         Raises:  ConfigError for a lake that was compacted meanwhile: parts would be sent twice, or not at
                  all.
         """
+        root = view.lake.root
         waiting = [piece for piece in view.pieces if piece.name not in self.state.done]
         gone = set(self.state.done) - {piece.name for piece in view.pieces}
         if gone and any(not piece.is_batch for piece in waiting):
             raise ConfigError(
-                f"{view.root} was compacted since this replay began, so continuing would send messages twice"
+                f"{root} was compacted since this replay began, so continuing would send messages twice"
             )
         # Batches are sent in order, so all up to the last done one are done.
         last_done = max((int(name) for name in self.state.done if name.isdecimal()), default=-1)
         for piece in view.pieces:
             if piece.name in self.state.done and piece.last > last_done >= 0:
                 raise ConfigError(
-                    f"{view.root} was compacted since this replay began: batch {piece.name}, which is sent,"
+                    f"{root} was compacted since this replay began: batch {piece.name}, which is sent,"
                     f" now holds those up to {piece.last}, which are not. Begin anew with another --state:"
                     " what is sent again has the same unique keys"
                 )

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from tandemmq.protocol.record_scan import Ints
 from tandemmq.spark.lake.files import Totals, batch_dir, list_batches
+from tandemmq.spark.lake.home import Lake, LakeFormat
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.events import BarChart, Exhibit, Line, LineChart, Reporter, ReportTable
 from tandemmq.spark.pipelines.lake_job import run_lake_job
@@ -427,6 +428,7 @@ def run_rollup(options: RollupOptions, reporter: Reporter) -> int:
     code = run_lake_job(
         options,
         reporter,
+        Lake(options.out, LakeFormat.PARQUET),
         lambda spark: make_stream(spark, options.source_options(), live_since_ms),
         measure=measure_batch,
     )

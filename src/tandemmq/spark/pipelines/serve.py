@@ -24,7 +24,7 @@ from tandemmq.errors import ConfigError, TandemError
 from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.spark.documents import sync_directory, write_document
 from tandemmq.spark.lake.files import CONTROL_DIR, Totals
-from tandemmq.spark.lake.home import find_home, hold_directory
+from tandemmq.spark.lake.home import find_lake, hold_directory
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.events import Reporter, TopicBatch, TopicChanged, report_end, report_start
 from tandemmq.spark.pipelines.feed import Feed, NumberedTask, RunTasks, StagedRows, TurnResult
@@ -289,9 +289,9 @@ def obey_redo(out: Path, topic: str, feed: Feed) -> None:
     control, root = out / CONTROL_DIR, out / topic
     if topic not in list_marks(control / REDO) | list_marks(control / REDO_BEGUN):
         return
-    home = find_home(root)
-    if home is not None and home.is_elsewhere:
-        raise ConfigError(f"redo: remove the table at {home.address or home.table} and {root} yourself first")
+    lake = find_lake(root)
+    if lake is not None and lake.is_elsewhere:
+        raise ConfigError(f"redo: remove the table at {lake.address or lake.table} and {root} yourself first")
     feed.close()
     # Until the directory is held, a redo can fail, and can then still be withdrawn.
     with hold_directory(root) if root.exists() else nullcontext():

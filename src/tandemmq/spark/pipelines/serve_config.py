@@ -25,8 +25,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic, topic_fault
 from tandemmq.spark.columns import find_column
 from tandemmq.spark.lake.files import CONTROL_DIR
-from tandemmq.spark.lake.formats import parse_format
-from tandemmq.spark.lake.home import LakeFormat, TableHome
+from tandemmq.spark.lake.home import Lake, LakeFormat, parse_format
 from tandemmq.spark.lake.upsert import check_key
 from tandemmq.spark.option_table import read_enum, suggest
 from tandemmq.spark.options import ReadPreference, parse_options
@@ -189,10 +188,11 @@ def _check_rule(place: str, rule: TopicRule, options: LandingOptions) -> None:
         parse_options(options.source_options(), is_streaming=True)
         for name in options.columns:
             find_column(name)
-        home = TableHome(parse_format(options.lake_format), options.data, options.catalog, options.table)
+        kind = parse_format(options.lake_format)
+        lake = Lake(options.out, kind, options.data, options.catalog, options.table)
         if rule.key:
             check_key(rule.key, options.columns)
-            if home.kind is LakeFormat.PARQUET or options.partition_by or rule.ttl_days is not None:
+            if lake.kind is LakeFormat.PARQUET or options.partition_by or rule.ttl_days is not None:
                 raise ConfigError(
                     f"key {rule.key}: needs the format delta or iceberg, and no partitionBy and no ttlDays:"
                     " rows leave the table when a message deletes their key"
