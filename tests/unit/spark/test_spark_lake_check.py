@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import count, permutations
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +21,8 @@ from tandemmq.spark.lake.data_files import DataFiles
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, batch_dir
 from tandemmq.spark.lake.home import Lake, LakeFormat
 from tandemmq.spark.lake.sink import LakeWriter
-from tandemmq.spark.lake.upkeep import compact_lake
+from tandemmq.spark.lake.upkeep import compact_lake, expire_lake
+from tandemmq.spark.lake.view import view_lake
 
 
 def _rewrite(path: Path, rows: Callable[[int], list[int]]) -> None:
@@ -91,27 +94,93 @@ def test_missing_and_doubled_batches_of_a_parquet_lake_are_found(tmp_path: Path)
     assert any(fault.startswith("_bad_records/batch=00000000: ") for fault in check_lake(root).faults)
 
 
+def _land(kind: LakeFormat, root: Path, batch: int, reasons: list[str | None], *, days: int = 0) -> None:
+    """Commits a batch twice, as after a crash; a row with a reason is a bad record."""
+    writer = LakeWriter(Lake(root, kind), (), "zstd", bad_column="badReason")
+    topics = pa.array(["Orders" for _ in reasons])
+    times = pa.array([NOW - timedelta(days=days) for _ in reasons], pa.timestamp("us", "UTC"))
+    rows = pa.record_batch(
+        {"topic": topics, "storeTimestamp": times, "badReason": pa.array(reasons, pa.string())}
+    )
+    for _ in range(2):
+        writer.commit([writer.stage([rows], "q", batch, 0)], batch)
+
+
 @pytest.mark.parametrize("is_merged", [False, True])
 @pytest.mark.parametrize("kind", ALL)
 def test_bad_records_that_are_gone_are_found(kind: LakeFormat, is_merged: bool, tmp_path: Path) -> None:
-    writer = LakeWriter(Lake(tmp_path, kind), (), "zstd", bad_column="badReason")
     for batch, reasons in enumerate((["no JSON", None, None], ["empty", "empty"], [None], [None, "empty"])):
-        topics = pa.array(["Orders" for _ in reasons])
-        times = pa.array([NOW for _ in reasons], pa.timestamp("us", "UTC"))
-        rows = pa.record_batch(
-            {"topic": topics, "storeTimestamp": times, "badReason": pa.array(reasons, pa.string())}
-        )
-        for _ in range(2):  # a batch that is repeated
-            writer.commit([writer.stage([rows], "q", batch, 0)], batch)
+        _land(kind, tmp_path, batch, reasons)
     if is_merged:
         compact_lake(tmp_path)
     assert check_lake(tmp_path).faults == ()
     shutil.rmtree(batch_dir(tmp_path / BAD_RECORDS_DIR, 3))
     assert check_lake(tmp_path).faults == ("_bad_records/batch=00000003: 1 of 1 bad records are missing",)
+    shutil.rmtree(batch_dir(tmp_path / BAD_RECORDS_DIR, 0))
+    assert len(check_lake(tmp_path).faults) == 3  # batch 1 names its predecessor
     shutil.rmtree(tmp_path / BAD_RECORDS_DIR)
-    assert len(check_lake(tmp_path).faults) == 3
+    is_one = is_merged and kind is LakeFormat.PARQUET
+    assert len(check_lake(tmp_path).faults) == (2 if is_one else 3)
     result = CliRunner().invoke(app, ["lake", "check", str(tmp_path)])
     assert (result.exit_code, "1 of 1 bad records are missing" in result.output) == (1, True)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_batch_of_bad_records_only_hides_no_other_that_is_lost(lost: int, tmp_path: Path) -> None:
+    counts = {0: 2, 1: 5, 2: 1}
+    for batch, bad_rows in counts.items():
+        good: list[str | None] = [] if batch == 1 else [None]
+        _land(LakeFormat.PARQUET, tmp_path, batch, [*good, *["no JSON"] * bad_rows])
+    _land(LakeFormat.PARQUET, tmp_path, 3, [None, "empty"])
+    compact_lake(tmp_path)
+    assert check_lake(tmp_path).faults == ()
+    shutil.rmtree(batch_dir(tmp_path / BAD_RECORDS_DIR, lost))
+    fault = f"_bad_records/batch=00000000: {counts[lost]} of 8 bad records are missing"
+    assert fault in check_lake(tmp_path).faults
+
+
+@pytest.mark.parametrize("steps", list(permutations(("expire", "compact", "land"))))
+@pytest.mark.parametrize("kind", ALL)
+def test_no_order_of_upkeep_makes_a_fault_of_bad_records_or_hides_one(
+    kind: LakeFormat, steps: tuple[str, ...], tmp_path: Path
+) -> None:
+    numbers = count()
+
+    def land() -> None:
+        first = 4 * next(numbers)
+        _land(kind, tmp_path, first, [None, "old"], days=9)
+        _land(kind, tmp_path, first + 1, ["only bad", "only bad"], days=9)
+        _land(kind, tmp_path, first + 2, [None, None, "new"])
+        _land(kind, tmp_path, first + 3, [None])
+
+    works = {
+        "expire": lambda: expire_lake(tmp_path, 5, now=NOW),
+        "compact": lambda: compact_lake(tmp_path),
+        "land": land,
+    }
+    land()
+    for step in (*steps, *steps):
+        works[step]()
+        assert check_lake(tmp_path).faults == (), step
+    bad = tmp_path / BAD_RECORDS_DIR
+    shutil.rmtree(batch_dir(bad, 2))
+    assert any(
+        "1 of " in fault and "bad records are missing" in fault for fault in check_lake(tmp_path).faults
+    )
+
+
+def test_bad_records_that_are_deleted_on_purpose_are_no_fault(tmp_path: Path) -> None:
+    _land(LakeFormat.PARQUET, tmp_path, 0, [None, "no JSON"])
+    _land(LakeFormat.PARQUET, tmp_path, 1, ["no JSON"])
+    bad = tmp_path / BAD_RECORDS_DIR
+    # The command of docs/spark/landing.md.
+    deletion = ["-name", "*.parquet", "-execdir", "touch", "_expired", ";", "-delete"]
+    subprocess.run(["find", str(bad), *deletion], check=True)
+    assert not [*bad.rglob("*.parquet")]
+    assert check_lake(tmp_path).faults == ()
+    assert all(not piece.bad_places for piece in view_lake(tmp_path).pieces)
+    _land(LakeFormat.PARQUET, tmp_path, 2, [None, "no JSON"])
+    assert check_lake(tmp_path).faults == ()
 
 
 def test_the_check_says_what_is_missing(tmp_path: Path) -> None:

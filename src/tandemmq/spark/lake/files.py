@@ -223,6 +223,13 @@ def read_summary(root: Path, batch_id: int) -> Totals:
     return Totals(rows=int(document["rows"]), size_bytes=int(document["bytes"]))
 
 
+def read_range(root: Path, batch: int) -> range:
+    """Returns the batches that a directory contains: more than one after a compaction."""
+    document = read_document(batch_dir(root, batch) / SUMMARY_FILE) or {}
+    first, last = document.get("batches", (batch, batch))
+    return range(first, last + 1)
+
+
 def _rename_into_place(prepared: Path, target: Path) -> CommitOutcome:
     try:
         os.rename(prepared, target)

@@ -32,6 +32,7 @@ from tandemmq.spark.lake.files import (
     batch_dir,
     list_batches,
     no_crash,
+    read_range,
     read_summary,
 )
 from tandemmq.spark.lake.parquet import ROW_GROUP_ROWS
@@ -56,9 +57,10 @@ def merge_batches(
     root = root.absolute()
     beside = root.with_name(f".{root.name}.compacting")
     shutil.rmtree(beside, ignore_errors=True)
-    groups = plan_groups(root, target_bytes)
+    planned = plan_groups(root, target_bytes)
+    groups = [group for group in planned if len(group) > 1 or _has_many_files(root, group[0])]
     before = count_files(root)
-    if all(len(group) == 1 and not _has_many_files(root, group[0]) for group in groups):
+    if not groups:
         return before, before
     merged = {batch for group in groups for batch in group}
     for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
@@ -128,7 +130,7 @@ def _merge_group(root: Path, beside: Path, group: Sequence[int]) -> None:
     documents = [read_document(batch_dir(root, batch) / SUMMARY_FILE) or {} for batch in group]
     size = sum(path.stat().st_size for path in target.rglob("*.parquet"))
     rows, bad_rows = (sum(document.get(name, 0) for document in documents) for name in ("rows", BAD))
-    document = {"rows": rows, "bytes": size, "batches": [group[0], group[-1]]}
+    document = {"rows": rows, "bytes": size, "batches": [group[0], read_range(root, group[-1])[-1]]}
     document |= {BAD: bad_rows} if bad_rows else {}
     document |= {AFTER: documents[0][AFTER]} if AFTER in documents[0] else {}
     (target / SUMMARY_FILE).write_text(json.dumps(document) + "\n")

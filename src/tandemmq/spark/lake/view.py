@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.documents import read_document
 from tandemmq.spark.lake.data_files import DataFiles
 from tandemmq.spark.lake.files import (
     BAD_RECORDS_DIR,
-    SUMMARY_FILE,
     batch_dir,
     list_batches,
     read_key,
     read_owner,
+    read_range,
 )
 from tandemmq.spark.lake.formats import find_table
 from tandemmq.spark.lake.home import Lake, LakeFormat, find_lake, refuse_address
@@ -134,10 +133,3 @@ def _add_bad_records(
         )
         for batch in sorted({*good, *bad})
     )
-
-
-def read_range(root: Path, batch: int) -> range:
-    """Returns the batches that a directory contains: more than one after a compaction."""
-    document = read_document(batch_dir(root, batch) / SUMMARY_FILE) or {}
-    first, last = document.get("batches", (batch, batch))
-    return range(first, last + 1)
