@@ -23,6 +23,7 @@ from tandemmq.spark.columns import render_ddl
 from tandemmq.spark.command import app
 from tandemmq.spark.lake.files import Totals, claim_lake
 from tandemmq.spark.lake.home import check_writer, hold_directory
+from tandemmq.spark.lake.sink import LakeSink
 from tandemmq.spark.lake.summaries import LakeMeter
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.audit import run_audit
@@ -204,6 +205,14 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
     assert result.output == "error: option nameServer: expected host:port, got 'x'\n"
+
+
+def test_the_sink_of_lakes_takes_streams_only(tmp_path: Path) -> None:
+    sink = LakeSink({"path": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"not a table: use writeStream and start.* parquet, delta"):
+        sink.writer(schema=None, overwrite=False)
+    with pytest.raises(ConfigError, match=r"needs a directory: .*, not toTable"):
+        LakeSink({}).streamWriter(schema=None, overwrite=False)
 
 
 def test_help_imports_neither_spark_nor_arrow() -> None:

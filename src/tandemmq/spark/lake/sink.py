@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -69,6 +69,12 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
     def schema(self) -> str:
         raise ConfigError(f"{SINK_NAME} is a sink; read the directory with spark.read.parquet")
 
+    def writer(self, schema: Any, overwrite: bool) -> NoReturn:
+        raise ConfigError(
+            f"{SINK_NAME} is a sink of streams, not a table: use writeStream and start('/path/of/the/lake');"
+            " for the rows of a DataFrame use the formats parquet, delta or iceberg"
+        )
+
     # Spark passes both arguments by keyword, so these names are fixed (spec spark SP-20).
     def streamWriter(self, schema: Any, overwrite: bool) -> LakeWriter:
         if overwrite:
@@ -78,7 +84,7 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
             raise ConfigError(f"unknown options of {SINK_NAME}: {', '.join(sorted(unknown))}")
         path = self.options.get("path")
         if not path:
-            raise ConfigError(f"{SINK_NAME} needs a directory: start('/path/of/the/lake')")
+            raise ConfigError(f"{SINK_NAME} needs a directory: start('/path/of/the/lake'), not toTable")
         local = path.removeprefix("file:")
         refuse_address(local)
         sync_checkpoint(self.options.get("checkpointLocation", ""))  # before the tasks of a batch
