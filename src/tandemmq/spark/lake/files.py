@@ -31,7 +31,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.documents import read_document, sync_directory, sync_file, write_document
+from tandemmq.spark.documents import read_document, read_versioned, sync_directory, sync_file, write_document
 
 CONTROL_DIR = "_tandemmq"
 STAGING_DIR = "staging"
@@ -186,14 +186,8 @@ def read_owner(root: Path) -> str | None:
 
     Raises:  ConfigError for a layout of another version.
     """
-    document = read_document(root / CONTROL_DIR / OWNER_FILE)
-    if document is None:
-        return None
-    if document.get("version") != LAYOUT_VERSION:
-        raise ConfigError(
-            f"{root} has layout version {document.get('version')!r}; this version knows {LAYOUT_VERSION}"
-        )
-    return str(document["query"])
+    document = read_versioned(root / CONTROL_DIR / OWNER_FILE, LAYOUT_VERSION)
+    return None if document is None else str(document["query"])
 
 
 def read_key(root: Path, unknown: str = "") -> str:

@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.columns import PLACE
-from tandemmq.spark.documents import read_document, write_document
+from tandemmq.spark.documents import read_versioned, write_document
 from tandemmq.spark.lake.files import CONTROL_DIR, Totals
 from tandemmq.spark.lake.rows import read_rows
 from tandemmq.spark.lake.view import LakePiece, LakeView, view_lake
@@ -188,13 +188,11 @@ def load_state(path: Path, plan: Mapping[str, str]) -> ReplayState:
     Raises:  ConfigError if the file belongs to another replay: some messages would be sent by neither plan.
     """
     try:
-        document = read_document(path)
+        document = read_versioned(path, VERSION)
     except ValueError as error:
         raise ConfigError(f"{path} is not the state of a replay: {error}") from error
     if document is None:
         return ReplayState(path=path, plan=plan, done={})
-    if document.get("version") != VERSION:
-        raise ConfigError(f"{path} has version {document.get('version')!r}; this version knows {VERSION}")
     # Options that an earlier version did not store cannot be compared.
     known = {name: str(value) for name, value in document["plan"].items()}
     changed = sorted(name for name in plan if name in known and not _is_same(name, known[name], plan[name]))
