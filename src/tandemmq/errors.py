@@ -178,14 +178,6 @@ class StoreLocked(StoreError):
     """Another process holds the store directory."""
 
 
-class StoreClosed(StoreError):
-    """The store is shut down."""
-
-
-class Truncated(StoreError):
-    """The log was cut below the awaited offset."""
-
-
 class ReplicationError(TandemError):
     """A replica and its peer disagree."""
 

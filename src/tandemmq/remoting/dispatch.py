@@ -104,7 +104,8 @@ class RequestDispatcher:
         """
         if self._guard is not None:
             return False
-        route = self._routes.get(_leading_code(frames[0][0]))
+        code = _leading_code(frames[0][0])
+        route = self._routes.get(code)
         if type(route) is not BlockRoute:
             return False
         try:
@@ -113,12 +114,13 @@ class RequestDispatcher:
             if _is_fatal(error):
                 self._fail(error)
                 return True
+            _log_unexpected(error, code, channel)
             # A failed request may have taken effect, here as there.
             for command in decode_frames(frames):
                 if not command.is_response:
                     if not command.is_oneway:
                         channel.begin_block(command.code, (command.opaque,))
-                    self._on_error(channel, command, error, None)
+                    _answer_error(channel, command, error)
             return True
 
     def switch(self, routes: Mapping[int, Handler], scope: TaskScope, *, guard: Guard | None = None) -> None:
@@ -157,20 +159,11 @@ class RequestDispatcher:
     ) -> None:
         if record is not None:
             _record_error(record, error)
-        if isinstance(error, RequestRejected):
-            _answer(channel, command, error.code, error.remark)
-            return
         if _is_fatal(error):
             self._fail(error)
             return
-        if isinstance(error, RemoteProtocolError):  # the frame was valid, its body was not
-            _answer(channel, command, ResponseCode.SYSTEM_ERROR, str(error))
-            return
-        log.error(events.REQUEST_FAILED, extra={"code": command.code, "peer": channel.peer}, exc_info=error)
-        # Internal errors are only logged: the text may contain paths or other peers' data.
-        _answer(
-            channel, command, ResponseCode.SYSTEM_ERROR, f"the request {command.code} failed: see the log"
-        )
+        _log_unexpected(error, command.code, channel)
+        _answer_error(channel, command, error)
 
     def _fail(self, error: Exception) -> None:
         if self._on_fatal is None:
@@ -216,6 +209,22 @@ def _unsupported_remark(code: int) -> str:
         return f"{text}: {row.name} is a request to a {row.served_by.value}"
     name, reason = NOT_OURS.get(code, ("", ""))
     return f"{text}: {name}, {reason}" if name else text
+
+
+def _log_unexpected(error: Exception, code: int, channel: Channel) -> None:
+    """Logs the failure of a request, or of requests that arrived together, unless its peer caused it."""
+    if not isinstance(error, RequestRejected | RemoteProtocolError):
+        log.error(events.REQUEST_FAILED, extra={"code": code, "peer": channel.peer}, exc_info=error)
+
+
+def _answer_error(channel: Channel, command: Command, error: Exception) -> None:
+    if isinstance(error, RequestRejected):
+        _answer(channel, command, error.code, error.remark)
+        return
+    is_known = isinstance(error, RemoteProtocolError)  # the frame was valid, its body was not
+    # Other errors are only logged: the text may contain paths or other peers' data.
+    remark = str(error) if is_known else f"the request {command.code} failed: see the log"
+    _answer(channel, command, ResponseCode.SYSTEM_ERROR, remark)
 
 
 def _answer(channel: Channel, command: Command, code: int, remark: str) -> None:
