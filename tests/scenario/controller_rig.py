@@ -19,6 +19,7 @@ from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.server import RemotingServer
+from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.machine import LoopClock, SeededRandom
 from waits import until
 
@@ -29,8 +30,11 @@ CLUSTER = "C"
 class Rig:
     """One to three controllers, n0 on port 9870 and so on, with short times."""
 
-    def __init__(self, count: int = 1, *, seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self, count: int = 1, *, seed: int = 0, connections_max: int = CONNECTIONS_MAX, **options: Any
+    ) -> None:
         self.seed = seed
+        self.connections_max = connections_max
         self._start_count = 0
         self.clock = LoopClock()
         self.network = MemoryNetwork(self.clock)
@@ -73,6 +77,7 @@ class Rig:
                 clock=self.clock,
                 chance=SeededRandom(self.seed + self._start_count),
                 on_fatal=self.fatal.append,
+                connections_max=self.connections_max,
             )
             await self.controllers[name].start()
 

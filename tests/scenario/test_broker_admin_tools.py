@@ -116,10 +116,10 @@ async def test_statistics_of_topics_and_groups(broker: Broker, peer: Peer) -> No
     queue = await ask("QUEUE_PUT_NUMS", "T@0")
     assert queue["statsMinute"]["sum"] == 4
     assert (await ask("QUEUE_PUT_SIZE", "T@0"))["statsMinute"]["sum"] > 300
-    unknown = await peer.ask(
-        Code.VIEW_BROKER_STATS_DATA, headers.BrokerStatsRequest(stats_name="NOPE", stats_key="T")
-    )
-    assert unknown.code == ResponseCode.SYSTEM_ERROR
+    for name, key in (("BROKER_PUT_NUMS", "another cluster"), ("NOPE", "T")):
+        header = headers.BrokerStatsRequest(stats_name=name, stats_key=key)
+        unknown = await peer.ask(Code.VIEW_BROKER_STATS_DATA, header)
+        assert unknown.code == ResponseCode.SYSTEM_ERROR
     assert "TOPIC_PUT_NUMS" in (unknown.remark or "")
 
 

@@ -14,11 +14,13 @@ from tandemmq.api.controller import SIGNED_CODES, controller_signer
 from tandemmq.controller.controller import Controller
 from tandemmq.controller.guard import BROKER_CODES, OPEN_CODES, OPERATOR_CODES, QUIET_CODES
 from tandemmq.controller.options import ControllerConfig, ControllerOptions
+from tandemmq.errors import BrokerUnreachable
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import controller as headers
 from tandemmq.protocol.signature import DIGEST_FIELD, Credentials, signature_of
+from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.machine import LoopClock, SeededRandom
 
 SECRET = "sixteen letters!!"
@@ -45,6 +47,17 @@ async def test_every_request_is_of_one_kind_and_all_but_reads_are_signed() -> No
     kinds = (OPEN_CODES, OPERATOR_CODES, BROKER_CODES, QUIET_CODES)
     assert sorted(code for kind in kinds for code in kind) == sorted(served)
     assert served - OPEN_CODES == SIGNED_CODES
+
+
+async def test_a_connection_above_the_bound_is_closed() -> None:
+    rig = Rig(connections_max=1)
+    await rig.start()
+    assert (await rig.ask(Code.CONTROLLER_GET_METADATA_INFO)).code == ResponseCode.SUCCESS
+    second = RemotingClient(network=rig.network, clock=rig.clock)
+    with pytest.raises(BrokerUnreachable):
+        await second.request(rig.address("n0"), Command.request(Code.CONTROLLER_GET_METADATA_INFO), 5)
+    await second.close()
+    await rig.close()
 
 
 async def test_with_a_secret_a_stranger_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:

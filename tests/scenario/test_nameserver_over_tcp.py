@@ -16,6 +16,7 @@ from tandemmq.protocol.bodies.register import RegisterBrokerBody
 from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
+from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from waits import until
@@ -43,7 +44,9 @@ class Site:
         self._running: list[NameServer] = []
         self.clients: list[RemotingClient] = []
 
-    async def start(self, name: str, port: int = 0) -> tuple[NameServer, str]:
+    async def start(
+        self, name: str, port: int = 0, connections_max: int = CONNECTIONS_MAX
+    ) -> tuple[NameServer, str]:
         home = self._directory / name
         server = NameServer(
             NameServerOptions(
@@ -55,6 +58,7 @@ class Site:
             network=TcpNetwork(),
             disk=RealDisk(),
             clock=LoopClock(),
+            connections_max=connections_max,
         )
         self._running.append(server)
         return server, render_address(await server.start())
@@ -126,3 +130,10 @@ async def test_name_servers_share_nothing(site: Site) -> None:
     assert await api.query_topics(client, second) == []
     assert await api.get_kv(client, second, "N", "k") is None
     assert await api.get_kv(client, first, "N", "k") == "v"
+
+
+async def test_a_connection_above_the_bound_is_closed(site: Site) -> None:
+    _, address = await site.start("n1", connections_max=1)
+    assert await api.query_topics(site.client(), address) == []
+    with pytest.raises(BrokerUnreachable):
+        await api.query_topics(site.client(), address)

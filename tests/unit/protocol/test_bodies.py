@@ -56,6 +56,7 @@ from tandemmq.protocol.bodies.tables import (
     decode_topic_list,
     encode_topic_list,
 )
+from tandemmq.protocol.loose_json import REQUEST_TEXT
 
 
 def shaped(shape: type[Any]) -> Callable[[Any], Any]:
@@ -307,6 +308,11 @@ def test_kv_numbers_become_texts() -> None:
     }
     with pytest.raises(RemoteProtocolError):
         decode_kv_table(b"[]")
+
+
+def test_a_table_of_a_server_may_be_larger_than_a_request_in_loose_json() -> None:
+    value = "v" * (REQUEST_TEXT.characters + 1)
+    assert decode_kv_table(f'{{table:{{a:"{value}"}}}}'.encode()) == {"a": value}
 
 
 def test_lists_drop_duplicates_and_keep_order() -> None:
