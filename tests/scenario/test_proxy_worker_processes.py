@@ -142,6 +142,9 @@ async def test_a_signal_lets_every_worker_drain(tmp_path: Path, is_for_all: bool
         assert process is not None
         assert await asyncio.to_thread(process.wait, 60) == 0
         assert not any_runs(pids)
+        log = (tmp_path / "proxy.log").read_text()
+        for number in (1, 2):
+            assert f"proxy.stopped worker={number}\n" in log, "each worker names itself in its lines"
 
 
 async def test_workers_end_without_their_parent(tmp_path: Path) -> None:
