@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from tandemmq.spark.command import app
 from tandemmq.spark.lake.check import check_lake, find_doubled
 from tandemmq.spark.lake.data_files import DataFiles
-from tandemmq.spark.lake.files import BAD_RECORDS_DIR, batch_dir
+from tandemmq.spark.lake.files import BAD_RECORDS_DIR, batch_dir, list_batches
 from tandemmq.spark.lake.home import Lake, LakeFormat
 from tandemmq.spark.lake.sink import LakeWriter
 from tandemmq.spark.lake.upkeep import compact_lake, expire_lake
@@ -92,6 +92,18 @@ def test_missing_and_doubled_batches_of_a_parquet_lake_are_found(tmp_path: Path)
     assert check_lake(root).faults[0].startswith("Orders@b:0: 12 messages are there more than once")
     next(bad.rglob("*.parquet")).unlink()
     assert any(fault.startswith("_bad_records/batch=00000000: ") for fault in check_lake(root).faults)
+
+
+def test_a_compaction_hides_no_batch_that_is_missing(tmp_path: Path) -> None:
+    for batch in range(6):
+        write_batch(LakeFormat.PARQUET, tmp_path, batch)
+    compact_lake(tmp_path, target_bytes=1)  # the batches keep their numbers
+    shutil.rmtree(batch_dir(tmp_path, 2))
+    for batch in (6, 7):
+        assert check_lake(tmp_path).faults == ("batch=00000002: the directory is missing",)
+        compact_lake(tmp_path)
+        assert list_batches(tmp_path) == [0, 3, batch - 1]
+        write_batch(LakeFormat.PARQUET, tmp_path, batch)
 
 
 def _land(kind: LakeFormat, root: Path, batch: int, reasons: list[str | None], *, days: int = 0) -> None:

@@ -167,3 +167,20 @@ def test_files_of_killed_tasks_are_counted(kind: LakeFormat, tmp_path: Path) -> 
     orphan = (tmp_path / live).with_name("00000001-00000-orphan.parquet")
     orphan.write_bytes((tmp_path / live).read_bytes())
     assert check_lake(tmp_path).orphans == 1
+
+
+def test_bad_records_are_maintained_with_their_lake_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / BAD_RECORDS_DIR
+    for root in (tmp_path, bad):
+        for batch in range(3):
+            write_batch(LakeFormat.PARQUET, root, batch)
+    monkeypatch.chdir(bad)
+    before = sorted(bad.rglob("*"))
+    for place in (bad, Path()):
+        with pytest.raises(ConfigError, match=r"is a part of a lake: give the directory that contains it"):
+            compact_lake(place)
+        with pytest.raises(ConfigError, match=r"is a part of a lake"):
+            expire_lake(place, 1)
+    assert sorted(bad.rglob("*")) == before

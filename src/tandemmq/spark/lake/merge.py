@@ -33,7 +33,6 @@ from tandemmq.spark.lake.files import (
     list_batches,
     no_crash,
     read_range,
-    read_summary,
 )
 from tandemmq.spark.lake.parquet import ROW_GROUP_ROWS
 from tandemmq.units import MIB
@@ -82,17 +81,22 @@ def merge_batches(
 
 
 def plan_groups(root: Path, target_bytes: int) -> list[list[int]]:
-    """Returns groups of neighbouring batches to merge: equal columns, together at most `target_bytes`."""
+    """Returns groups of neighbouring batches to merge: equal columns, together at most `target_bytes`, and no
+    batch missing between them, because a merged batch would count it among its own.
+    """
     groups: list[list[int]] = []
-    size, columns = 0, None
+    size, columns, covered = 0, None, range(0)
     for batch in list_batches(root)[:-1]:
-        there = read_summary(root, batch).size_bytes
+        summary = read_document(batch_dir(root, batch) / SUMMARY_FILE) or {}
+        there = summary.get("bytes", 0)
         names = _columns(root, batch)
-        if not groups or columns != names or size + there > target_bytes:
+        is_next = AFTER not in summary or summary[AFTER] in covered
+        if not groups or not is_next or columns != names or size + there > target_bytes:
             groups.append([])
             size, columns = 0, names
         groups[-1].append(batch)
         size += there
+        covered = read_range(root, batch)
     return groups
 
 

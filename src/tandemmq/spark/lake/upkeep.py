@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from tandemmq.spark.lake.files import batch_dir, list_batches, staging_dir
+from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.files import BAD_RECORDS_DIR, batch_dir, list_batches, staging_dir
 from tandemmq.spark.lake.formats import find_table, list_live_files
 from tandemmq.spark.lake.home import Lake, LakeFormat, hold_directory, require_lake
 from tandemmq.spark.lake.merge import EXPIRED_MARK, TARGET_BYTES, merge_batches
@@ -54,6 +55,9 @@ def expire_lake(root: Path, days: int, *, now: datetime | None = None) -> int:
 
 
 def _hold(lake: Lake) -> AbstractContextManager[None]:
+    if lake.root.absolute().name == BAD_RECORDS_DIR:
+        # Its own lock excludes no landing, and the lake counts the bad records of each batch.
+        raise ConfigError(f"{lake.root} is a part of a lake: give the directory that contains it")
     return nullcontext() if lake.kind is LakeFormat.DELTA else hold_directory(lake.root)
 
 
