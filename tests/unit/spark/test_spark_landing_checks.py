@@ -59,6 +59,17 @@ def test_a_directory_goes_on_with_its_checkpoint(tmp_path: Path) -> None:
     _check(_options(tmp_path))
 
 
+def test_a_landing_into_the_table_of_another_leaves_no_directory(tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
+    (tmp_path / "far" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "far" / "_delta_log" / "00000000000000000000.json").touch()
+    out = tmp_path / "new"
+    options = _options(out, lake_format="delta", data=f"file://{tmp_path}/far")
+    with pytest.raises(ConfigError, match=r"was written by another landing \(_delta_log\), and .* is new"):
+        run_landing(options, JsonReporter(io.StringIO(), io.StringIO()))
+    assert not out.exists()
+
+
 def test_an_old_directory_with_a_new_checkpoint_is_refused(tmp_path: Path) -> None:
     claim_lake(tmp_path, "q1")
     with pytest.raises(ConfigError, match=r"was written with another checkpoint .* is empty"):

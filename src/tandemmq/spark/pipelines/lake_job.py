@@ -14,7 +14,7 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.spark.lake.files import CONTROL_DIR
-from tandemmq.spark.lake.home import Lake, check_writer, hold_directory
+from tandemmq.spark.lake.home import Lake, check_table, check_writer, hold_directory
 from tandemmq.spark.lake.summaries import LakeMeter, Measure, read_committed
 from tandemmq.spark.pipelines.events import Reporter
 from tandemmq.spark.pipelines.options import StreamOptions
@@ -46,6 +46,7 @@ def run_lake_job(
     Raises:  ConfigError before anything is started, for an unusable directory.
     """
     out, is_long = lake.root, options.is_continuous
+    check_table(lake)  # before the lock, so that a refused landing leaves no new directory
     with hold_directory(out):
         check_writer(lake, options.checkpoint_dir)
         with open_workplace(options, reporter, out / CONTROL_DIR / LOG_FILE, is_long=is_long) as place:
