@@ -137,6 +137,20 @@ def test_bad_records_that_are_gone_are_found(kind: LakeFormat, is_merged: bool, 
     assert (result.exit_code, "1 of 1 bad records are missing" in result.output) == (1, True)
 
 
+@pytest.mark.parametrize("kind", ALL)
+def test_a_lake_with_bad_records_only_is_checked(kind: LakeFormat, tmp_path: Path) -> None:
+    for batch in range(2):
+        _land(kind, tmp_path, batch, ["no JSON", "empty"], days=9)
+    state = check_lake(tmp_path)
+    assert (state.owner, state.rows, state.faults) == ("q", 0, ())
+    assert compact_lake(tmp_path) == (0, 0)
+    assert expire_lake(tmp_path, 5, now=NOW) == 1
+    shutil.rmtree(batch_dir(tmp_path / BAD_RECORDS_DIR, 1))
+    assert check_lake(tmp_path).faults == ("_bad_records/batch=00000001: 2 of 2 bad records are missing",)
+    _land(kind, tmp_path, 2, [None])
+    assert check_lake(tmp_path).kind is kind
+
+
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_a_batch_of_bad_records_only_hides_no_other_that_is_lost(lost: int, tmp_path: Path) -> None:
     counts = {0: 2, 1: 5, 2: 1}

@@ -273,11 +273,12 @@ def test_a_table_may_lie_at_an_address(kind: LakeFormat, tmp_path: Path) -> None
         assert land(lake, batch_id, rows) is CommitOutcome.COMMITTED
         assert land(lake, batch_id, rows) is CommitOutcome.ALREADY_COMMITTED
     check_place(kind, root, tmp_path / "store" / "orders", range(20))
+    assert check_lake(root).orphans == 0  # the files of the repeated batches are deleted
     assert [piece.name for piece in view_lake(root).pieces] == ["0", "1"]
     before, after = compact_lake(root)
     assert after < before
     check_place(kind, root, tmp_path / "store" / "orders", range(20))
-    with pytest.raises(ConfigError, match=r"is at file:///.*/orders, not at the directory"):
+    with pytest.raises(ConfigError, match=r"is at file:///.*/orders, not in that directory"):
         land(Lake(root, kind), 2, make_rows(20, 1))
     with pytest.raises(ConfigError, match=r"was written by another landing .* is new"):
         land(replace(lake, root=tmp_path / "new"), 0, make_rows(0, 10), "another")
@@ -310,6 +311,9 @@ def test_an_iceberg_table_may_belong_to_a_catalog(shop: Any, tmp_path: Path) -> 
     others = shop.load_table("eu.orders").scan().to_arrow()
     assert sorted(others["queueOffset"].to_pylist()) == list(range(15))
     check_place(LakeFormat.ICEBERG, root, tmp_path / "warehouse" / "orders", range(15))
+    wanted = r"orders \(eu.orders of the catalog shop\), not at .*orders \(eu.other of the catalog shop\)"
+    with pytest.raises(ConfigError, match=wanted):
+        land(replace(lake, table="eu.other"), 2, make_rows(15, 1))
     with pytest.raises(ConfigError, match=r"eu.orders was written by another landing \(q\)"):
         land(replace(lake, root=tmp_path / "new"), 0, make_rows(0, 10), "another")
     with pytest.raises(ConfigError, match=r"is at file:///.*/orders, not at file:///elsewhere"):

@@ -132,6 +132,13 @@ class Lake:
         """The lake of the bad records: Parquet files in the directory of every kind of lake."""
         return Lake(self.root / BAD_RECORDS_DIR, LakeFormat.PARQUET)
 
+    def describe_place(self) -> str:
+        """Returns the location of the table, for error texts."""
+        if not self.is_elsewhere:
+            return "in that directory"
+        named = f" ({self.table} of the catalog {self.catalog})" if self.catalog else ""
+        return f"at {self.address}{named}"
+
     def save(self) -> None:
         """Stores the table's location before anything of it is committed; nothing is stored for the lake's
         directory.
@@ -178,8 +185,12 @@ def find_lake(root: Path) -> Lake | None:
 
 
 def require_lake(root: Path) -> Lake:
-    """Returns the lake in a directory; raises ConfigError for a directory that is not a lake."""
+    """Returns the lake in a directory; raises ConfigError for a directory that is not a lake. One with bad
+    records only has no table yet, and is returned as a Parquet lake.
+    """
     lake = find_lake(root)
+    if lake is None and list_committed(root):
+        return Lake(root, LakeFormat.PARQUET)
     if lake is None:
         raise ConfigError(f"{root} is not a lake: it has no batches and no table")
     return lake
@@ -215,10 +226,9 @@ def check_table(lake: Lake) -> None:
             f"{lake.root} is a {known.kind} lake, not {lake.kind}: give its format, or another directory"
         )
     elif known != lake:
-        place = f"at {known.address or known.table}" if known.is_elsewhere else "in that directory"
         raise ConfigError(
-            f"the table of {lake.root} is {place}, not at {lake.address or lake.table or 'the directory'}:"
-            " give the same --data, --catalog and --table as before, or another directory"
+            f"the table of {lake.root} is {known.describe_place()}, not {lake.describe_place()}: give the"
+            " same --data, --catalog and --table as before, or another directory"
         )
 
 
