@@ -17,11 +17,18 @@ from tandemmq.errors import ConfigError
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Returns the JSON object in the file; None if there is no file."""
+    """Returns the JSON object in the file; None if there is no file.
+
+    Raises:  ConfigError for a file that has something else.
+    """
     try:
-        document: dict[str, Any] = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a JSON object: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} is not a JSON object")
     return document
 
 

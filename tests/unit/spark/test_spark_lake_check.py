@@ -225,6 +225,16 @@ def test_the_check_says_what_is_missing(tmp_path: Path) -> None:
     assert run(app, ["lake", "check", str(tmp_path)]).exit_code == 2
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+@pytest.mark.parametrize("name", ["_tandemmq/owner.json", "batch=00000001/_summary.json"])
+def test_a_broken_file_of_a_lake_is_named(name: str, text: str, tmp_path: Path) -> None:
+    for batch in range(2):
+        write_batch(LakeFormat.PARQUET, tmp_path, batch)
+    (tmp_path / name).write_text(text)
+    result = CliRunner().invoke(app, ["lake", "check", str(tmp_path)])
+    assert (result.exit_code, f"{name} is not a JSON object" in result.output) == (2, True)
+
+
 def test_messages_of_a_topic_that_was_created_again_are_not_doubled(tmp_path: Path) -> None:
     write_batch(LakeFormat.PARQUET, tmp_path / "one", 0)
     write_batch(LakeFormat.PARQUET, tmp_path / "two", 0, now=NOW + timedelta(hours=1))

@@ -65,7 +65,7 @@ def read_status(out: Path) -> ServiceStatus | None:
         paused, redone = list_marks(control / PAUSED), list_marks(control / REDO)
         topics = (_read_topic(name, one, paused, redone) for name, one in status["topics"].items())
         return ServiceStatus(int(status["time_ms"]), status["error"], tuple(topics))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ConfigError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{out}: the status of its service cannot be read: {error!r}") from error
 
 
