@@ -59,6 +59,12 @@ def test_a_directory_goes_on_with_its_checkpoint(tmp_path: Path) -> None:
     _check(_options(tmp_path))
 
 
+def test_a_directory_with_another_kind_of_lake_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    with pytest.raises(ConfigError, match="is a delta lake, not parquet"):
+        _check(_options(tmp_path))
+
+
 def test_a_landing_into_the_table_of_another_leaves_no_directory(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     (tmp_path / "far" / "_delta_log").mkdir(parents=True)
