@@ -15,7 +15,14 @@ from lake_samples import ALL, NOW, write_batch
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake import merge
 from tandemmq.spark.lake.check import check_lake
-from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CommitOutcome, batch_dir, list_batches
+from tandemmq.spark.lake.files import (
+    BAD_RECORDS_DIR,
+    CommitOutcome,
+    batch_dir,
+    list_batches,
+    read_range,
+    read_summary,
+)
 from tandemmq.spark.lake.formats import list_live_files
 from tandemmq.spark.lake.home import Lake, LakeFormat, hold_directory
 from tandemmq.spark.lake.merge import merge_batches
@@ -129,6 +136,20 @@ def test_a_compaction_that_is_killed_leaves_the_lake_whole(step: str, tmp_path: 
     assert offsets(LakeFormat.PARQUET, root) == list(range(48))
     assert [path.name for path in tmp_path.iterdir()] == ["lake"]
     assert list_batches(root) == [0, 3]
+
+
+def test_merged_batches_are_merged_again_with_all_their_numbers(tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    for batch in range(5):
+        write_batch(LakeFormat.PARQUET, root, batch)
+    merge_batches(root, target_bytes=5 * read_summary(root, 0).size_bytes // 2)
+    assert [read_range(root, batch) for batch in list_batches(root)] == [range(2), range(2, 4), range(4, 5)]
+    alone = sorted(batch_dir(root, 2).rglob("*.parquet"))
+    merge_batches(root, target_bytes=1)
+    assert sorted(batch_dir(root, 2).rglob("*.parquet")) == alone
+    merge_batches(root)
+    assert [read_range(root, batch) for batch in list_batches(root)] == [range(4), range(4, 5)]
+    assert check_lake(root).faults == ()
 
 
 def test_columns_that_differ_are_not_merged(tmp_path: Path) -> None:
