@@ -178,6 +178,14 @@ class StoreLocked(StoreError):
     """Another process holds the store directory."""
 
 
+class StoreClosed(StoreError):
+    """The store is shut down. Nothing raises it after 0.1; it remains for programs that name it."""
+
+
+class Truncated(StoreError):
+    """The log was cut below the awaited offset. It remains like `StoreClosed`."""
+
+
 class ReplicationError(TandemError):
     """A replica and its peer disagree."""
 
