@@ -18,7 +18,7 @@ async def compare_nothing(log_end: int) -> TailVerdict:
 
 def connect(slave: SlaveSession, log_end: int, now_ms: int) -> list[SlaveEffect]:
     """Returns the effects after the connection is up and the comparison has ended without a result."""
-    assert slave.on_connected(log_end, now_ms) == [CheckTail(log_end)]
+    assert slave.on_connected(log_end) == [CheckTail(log_end)]
     return slave.on_checked(uncompared(log_end), now_ms)
 
 

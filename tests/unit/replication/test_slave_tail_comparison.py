@@ -56,7 +56,7 @@ def verdict(outcome: TailOutcome, log_offset: int = 640, master_start: int | Non
 def checking(log_end: int = 640) -> SlaveSession:
     session = SlaveSession(options=ReplicationOptions(), segment_bytes=SEGMENT)
     session.on_assigned(MASTER)
-    assert session.on_connected(log_end, 0) == [CheckTail(log_end)]
+    assert session.on_connected(log_end) == [CheckTail(log_end)]
     assert session.state is SlaveState.CHECKING
     return session
 

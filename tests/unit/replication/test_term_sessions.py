@@ -73,7 +73,7 @@ def test_a_copy_begins_to_follow_and_stores_what_comes() -> None:
     log_range = LogRange(0, end)
     master = new_master((1, 0), (3, part), confirm_offset=end)
     slave = new_slave()
-    assert slave.on_connected(0, 0) == [RequestHistory()]
+    assert slave.on_connected(0) == [RequestHistory()]
     hello = sent([*slave.on_history(None, 0)])
     assert hello == encode_handshake(Handshake(2))
     [align] = slave.on_data(sent([*master.on_data(hello, log_range, 0)]), 0)
@@ -100,7 +100,7 @@ def test_a_copy_begins_to_follow_and_stores_what_comes() -> None:
 
 def align(slave: TermSlaveSession, own_end: int, answer: EpochsAnswer) -> list[object]:
     """Returns the effects of the answer, after the comparison that it may begin with."""
-    slave.on_connected(own_end, 0)
+    slave.on_connected(own_end)
     slave.on_history(None, 0)
     effects = slave.on_data(encode_answer(answer), 0)
     if isinstance(effects[0], CheckTail):
@@ -156,7 +156,7 @@ def test_a_copy_calls_nothing_confirmed_that_it_does_not_hold() -> None:
 
 def test_a_master_that_does_not_answer_is_left() -> None:
     slave = new_slave()
-    slave.on_connected(0, 0)
+    slave.on_connected(0)
     slave.on_history(None, 0)
     assert slave.on_tick(ANSWER_MS_MAX - 1) == []
     assert slave.next_tick_ms() == ANSWER_MS_MAX

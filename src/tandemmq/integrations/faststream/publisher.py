@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -60,7 +61,7 @@ class RocketMQPublisherSpecification(
         return describe_channel(self, PublisherSpec, self.config.description_, payload)
 
 
-class PublishMethods:
+class PublishMethods(ABC):
     """The ways to publish, which a broker and its publishers share: they complete a command, and send it."""
 
     async def publish(
@@ -117,15 +118,17 @@ class PublishMethods:
         answer: RocketMQMessage = await self._request(cmd)
         return answer
 
+    @abstractmethod
     def _command(self, *messages: Any, **options: Any) -> RocketMQPublishCommand:
         """Returns the complete command."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _send(self, cmd: RocketMQPublishCommand, *, batch: bool = False) -> Any:
-        raise NotImplementedError
+        """Sends the command."""
 
+    @abstractmethod
     async def _request(self, cmd: RocketMQPublishCommand) -> Any:
-        raise NotImplementedError
+        """Sends the command and returns the answer to it."""
 
 
 class TopicPublisher(TopicChannel, PublishMethods, PublisherUsecase):

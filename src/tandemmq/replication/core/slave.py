@@ -124,7 +124,7 @@ class SlaveSession:
         self._move(SlaveCause.ASSIGNED)
         return self._dial()
 
-    def on_connected(self, log_end: int, _now_ms: int) -> list[SlaveEffect]:
+    def on_connected(self, log_end: int) -> list[SlaveEffect]:
         """Handles a connection that was established; `log_end` is the end of this slave's log."""
         assert log_end >= 0, log_end
         assert self._dialled is not None, "a connection follows a dial"

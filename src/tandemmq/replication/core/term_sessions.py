@@ -239,7 +239,7 @@ class TermSlaveSession(SlaveSession):
         self.master_end = 0
         """The end of the master's log when it answered the handshake."""
 
-    def on_connected(self, log_end: int, _now_ms: int) -> list[SlaveEffect]:
+    def on_connected(self, log_end: int) -> list[SlaveEffect]:
         assert log_end >= 0, log_end
         assert self._dialled is not None, "a connection follows a dial"
         self._log_end = log_end

@@ -235,7 +235,7 @@ class ReplicationSlave:
         assert log_end <= self._store.max_log_offset, (log_end, self._store.max_log_offset)
         facts = {"master": self._session.address, "log_end": log_end}
         log.info(events.MASTER_CONNECTED, extra=facts)
-        self._perform(self._session.on_connected(log_end, self._now_ms()))
+        self._perform(self._session.on_connected(log_end))
 
     def _receive(self, data: Buffer, room: int) -> None:
         assert self._connection is not None

@@ -8,6 +8,7 @@ quick.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -139,7 +140,7 @@ TASKS_PER_BATCH = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineOptions:
+class PipelineOptions(ABC):
     """The options of every pipeline. `name`: of its command; `subject`: the topic, lake or group at work, for
     people.
     """
@@ -150,8 +151,8 @@ class PipelineOptions:
     settings: Settings = ()
 
     @property
-    def subject(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def subject(self) -> str: ...
 
 
 _FLAGS = {
@@ -215,9 +216,9 @@ class StreamOptions(PipelineOptions):
         }
         return join_options(self, own, self.source)
 
+    @abstractmethod
     def selection(self) -> dict[str, str]:
         """Returns the options of the source that select the messages."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
