@@ -16,7 +16,7 @@ from tandemmq.broker.table_file import TableFile, TableSaver
 from tandemmq.broker.tables import Tables
 from tandemmq.broker.topics.topic_table import READ_WRITE, make_topic
 from tandemmq.errors import Busy
-from tandemmq.protocol.bodies.tables import TopicConfig
+from tandemmq.protocol.bodies.tables import TOPIC_UNIT, TOPIC_UNIT_SUBSCRIPTION, TopicConfig
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC, dlq_topic, retry_topic
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
@@ -85,10 +85,6 @@ class UnsavedTopics:
             resume(error)
 
 
-UNIT_TOPIC_FLAG = 0x1
-UNIT_SUBSCRIPTION_FLAG = 0x2
-
-
 class TopicCreator:
     """Creates the topics that clients need: from a template, for retries, for dead letters (spec semantics
     6.2 and 7.1). Each is in the table when the call returns.
@@ -125,7 +121,7 @@ class TopicCreator:
             write_queue_count=count,
             permission=permission & ~PERMISSION_INHERIT,
             filter_type=template.filter_type,
-            sys_flag=UNIT_TOPIC_FLAG if is_unit else 0,
+            sys_flag=TOPIC_UNIT if is_unit else 0,
         )
         self._put(config, f"sent to by {peer}, from the template {template_name}")
         return config
@@ -139,7 +135,7 @@ class TopicCreator:
         config = self._topics.get(name)
         if config is None:
             require_group(self._tables.groups, group, self._clock.now_ms(), peer)
-            sys_flag = UNIT_SUBSCRIPTION_FLAG if is_unit else 0
+            sys_flag = TOPIC_UNIT_SUBSCRIPTION if is_unit else 0
             config = msgspec.structs.replace(make_topic(name, queue_count), sys_flag=sys_flag)
             self._put(config, f"retries of the group {group}")
         return config
